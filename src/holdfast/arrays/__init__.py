@@ -1,0 +1,50 @@
+"""Names, dtypes, layouts and plans of trees of arrays; knows no framework, disk or network."""
+
+from holdfast.arrays.dtypes import TABLE, DType, dtype, stored_shape
+from holdfast.arrays.layout import ArrayLayout, Layout, cuts
+from holdfast.arrays.names import flatten, join, match, split, unflatten
+from holdfast.arrays.numpy_adapter import NUMPY
+from holdfast.arrays.plan import ArrayPlan, Plan, PlanCache, cached_plan, plan
+from holdfast.arrays.protocols import (
+    Adapter,
+    Bytes1D,
+    Description,
+    FlatTree,
+    Memory,
+    Sink,
+    adapters,
+)
+from holdfast.arrays.strided import Move, coalesce, move
+from holdfast.arrays.writers import spread
+
+__all__ = [
+    "NUMPY",
+    "TABLE",
+    "Adapter",
+    "ArrayLayout",
+    "ArrayPlan",
+    "Bytes1D",
+    "DType",
+    "Description",
+    "FlatTree",
+    "Layout",
+    "Memory",
+    "Move",
+    "Plan",
+    "PlanCache",
+    "Sink",
+    "adapters",
+    "cached_plan",
+    "coalesce",
+    "cuts",
+    "dtype",
+    "flatten",
+    "join",
+    "match",
+    "move",
+    "plan",
+    "split",
+    "spread",
+    "stored_shape",
+    "unflatten",
+]

@@ -1,0 +1,342 @@
+"""From a committed step to a tree of arrays on any mesh.
+
+Template -> names and wanted layouts -> one plan against the layout on disk -> the blocks that hold the needed
+bytes -> arrays, placed as they become whole. Problems of the template are found before anything is read, and
+listed all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from holdfast.arrays import (
+    Adapter,
+    ArrayLayout,
+    Bytes1D,
+    Description,
+    FlatTree,
+    Layout,
+    Sink,
+    adapters,
+    match,
+    move,
+    plan,
+    unflatten,
+)
+from holdfast.arrays import dtype as dtype_of
+from holdfast.checkpoint.memory import Allocator
+from holdfast.checkpoint.reading import BadBlock, BlockPipeline, BlockRead, Destination
+from holdfast.checkpoint.saving import adapter_of, flatten_tree
+from holdfast.errors import MismatchError, UsageError
+from holdfast.format import (
+    BLOCK,
+    ArrayEntry,
+    Manifest,
+    ScalarEntry,
+    Slice,
+    decode_owners,
+    decode_scalar,
+    num_cells,
+    read_index,
+    step_folder,
+)
+from holdfast.storage import LocalStore
+
+Rename = Mapping[str, str] | Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """What to load and how."""
+
+    parts: Sequence[str] | None = None
+    rename: Rename | None = None
+    strict: bool = True
+    cast: bool = False
+    verify: bool = True
+    threads: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a load did."""
+
+    step: int
+    nbytes: int
+    bytes_read: int
+    seconds: float
+    hash_s: float
+
+
+class _Wanted:
+    """One leaf of the template that is to be loaded."""
+
+    __slots__ = ("at", "cast_from", "entry", "name", "scalar", "sink")
+
+    def __init__(self, at: int, name: str) -> None:
+        self.at = at
+        self.name = name
+        self.entry: ArrayEntry | None = None
+        self.scalar: ScalarEntry | None = None
+        self.sink: Sink | None = None
+        self.cast_from: str | None = None
+
+
+@final
+class _CheckpointSink:
+    """A sink for loads without a template: numpy, as stored."""
+
+    def __init__(self, entry: ArrayEntry, world: int) -> None:
+        layout = ArrayLayout.whole(entry.dtype, entry.shape, holders=tuple(range(world)))
+        self.description = Description(layout, (0,), kind=entry.kind, impl=entry.impl)
+
+    def place(self, boxes: dict[int, Bytes1D], *, alias: bool) -> Any:
+        layout = self.description.layout
+        array = boxes[0].view(dtype_of(layout.dtype).numpy).reshape(layout.shape)
+        return array if alias else array.copy()
+
+
+@final
+class StepLoad:
+    """The load of one step into one template; made first, so that mistakes show before any reading."""
+
+    def __init__(
+        self, manifest: Manifest, template: Any, options: LoadOptions, *, rank: int, world: int
+    ) -> None:
+        self._manifest = manifest
+        self._options = options
+        self._rank = rank
+        self._world = world
+        self._arrays = {entry.name: entry for entry in manifest.arrays}
+        self._scalars = {entry.name: entry for entry in manifest.scalars}
+        self._flat = flatten_tree(template) if template is not None else self._own_tree()
+        self._wanted = self._match_template(template is None)
+        self._by_name = {one.name: one for one in self._wanted}
+        self.nbytes = sum(w.entry.nbytes for w in self._wanted if w.entry is not None)
+
+    # ---- what is wanted
+
+    def _own_tree(self) -> FlatTree:
+        names = [
+            name
+            for name in (*self._arrays, *self._scalars)
+            if self._options.parts is None or match(self._options.parts, name)
+        ]
+        return FlatTree(
+            list(names),
+            None,
+            lambda: names,
+            lambda leaves: unflatten(dict(zip(names, leaves, strict=True))),
+        )
+
+    def _match_template(self, own: bool) -> list[_Wanted]:
+        problems: list[str] = []
+        wanted: list[_Wanted] = []
+        known = adapters()
+        used: set[str] = set()
+        for at, (name, leaf) in enumerate(zip(self._flat.names(), self._flat.leaves, strict=True)):
+            if not self._selected(name):
+                continue
+            one = _Wanted(at, name)
+            stored = self._stored_name(name)
+            used.add(stored)
+            one.entry, one.scalar = self._arrays.get(stored), self._scalars.get(stored)
+            if one.entry is None and one.scalar is None:
+                if self._options.strict:
+                    shown = stored if stored == name else f"{stored} (wanted as {name})"
+                    problems.append(f"{shown}: not in the checkpoint")
+                continue
+            problem = self._attach(one, leaf, known, own)
+            if problem is not None:
+                problems.append(f"{name}: {problem}")
+            wanted.append(one)
+        if self._options.strict:
+            extra = [n for n in (*self._arrays, *self._scalars) if n not in used]
+            if self._options.rename is None:
+                extra = [name for name in extra if self._selected(name)]
+                problems += [f"{name}: in the checkpoint, not in the template" for name in extra]
+        if problems:
+            raise MismatchError(
+                problems,
+                hint="parts= loads a subset, rename= maps names, cast=True converts dtypes, "
+                "strict=False ignores missing and extra arrays",
+            )
+        return wanted
+
+    def _selected(self, name: str) -> bool:
+        return self._options.parts is None or match(self._options.parts, name)
+
+    def _stored_name(self, name: str) -> str:
+        rename = self._options.rename
+        if rename is None:
+            return name
+        if isinstance(rename, Mapping):
+            return rename.get(name, name)
+        renamed = rename(name)
+        if not isinstance(renamed, str):
+            raise UsageError(f"rename({name!r}) returned {renamed!r}, not a name")
+        return renamed
+
+    def _attach(self, one: _Wanted, leaf: Any, known: Sequence[Adapter], own: bool) -> str | None:
+        """Give `one` its sink; returns what is wrong with the template leaf."""
+        if own:
+            one.sink = _CheckpointSink(one.entry, self._world) if one.entry is not None else None
+            return None
+        adapter = adapter_of(leaf, known)
+        if (adapter is None) != (one.entry is None):
+            kinds = ("a Python scalar", "an array")
+            wants, has = kinds if adapter is None else kinds[::-1]
+            return f"the template has {wants}, the checkpoint {has}"
+        if adapter is None or one.entry is None:
+            return None
+        one.sink = adapter.sink(leaf, self._rank, self._world)
+        return self._compare(one, one.sink.description, one.entry)
+
+    def _compare(self, one: _Wanted, want: Description, entry: ArrayEntry) -> str | None:
+        layout = want.layout
+        if (want.kind, want.impl) != (entry.kind, entry.impl):
+            return (
+                f"the template wants {_kind(want.kind, want.impl)}, the checkpoint has "
+                f"{_kind(entry.kind, entry.impl)}"
+            )
+        if layout.shape != entry.shape:
+            return f"shape {layout.shape} wanted, {entry.shape} saved"
+        if layout.dtype != entry.dtype:
+            if not self._options.cast or want.kind == "key":
+                return f"dtype {layout.dtype} wanted, {entry.dtype} saved (cast=True converts)"
+            one.cast_from = entry.dtype
+        return None
+
+    # ---- reading
+
+    def run(self, stores: Sequence[LocalStore], on_bad: BadBlock) -> tuple[Any, BlockPipeline]:
+        """The loaded tree. Fails: CorruptError if a block is bad in every copy."""
+        folder = step_folder(self._manifest.save.step)
+        target = Layout((one.name, self._target(one)) for one in self._wanted if one.sink)
+        source = Layout((one.name, self._source(one.entry)) for one in self._wanted if one.entry is not None)
+        copies = plan(source, target, ranks={self._rank})
+        parts = {int(p) for array in copies.values() for p in np.unique(array.source_holder)}
+        indexes = {p: read_index(stores[0], folder, self._manifest, p) for p in sorted(parts)}
+        leaves = list(self._flat.leaves)
+        destinations = self._destinations(source, target)
+        blocks = self._blocks(copies, source, target, indexes, destinations)
+        pipeline = BlockPipeline(
+            stores,
+            folder,
+            indexes,
+            threads=self._options.threads,
+            verify=self._options.verify,
+            on_bad=on_bad,
+        )
+        self._place(pipeline, blocks, destinations, leaves)
+        for one in self._wanted:
+            if one.scalar is not None:
+                leaves[one.at] = decode_scalar(one.scalar.type, one.scalar.value)
+        return self._flat.rebuild(leaves), pipeline
+
+    def _target(self, one: _Wanted) -> ArrayLayout:
+        assert one.sink is not None
+        layout = one.sink.description.layout
+        if one.cast_from is None:
+            return layout
+        return ArrayLayout(one.cast_from, layout.shape, layout.boxes, layout.holders)
+
+    @staticmethod
+    def _source(entry: ArrayEntry) -> ArrayLayout:
+        owners = decode_owners(entry.owners, num_cells(entry.cuts))
+        holders = tuple((owner,) for owner in owners)
+        return ArrayLayout.grid(entry.dtype, entry.shape, entry.cuts, holders)
+
+    def _destinations(self, source: Layout, target: Layout) -> dict[str, dict[int, Destination]]:
+        """Memory for every local box of every wanted array."""
+        allocator = Allocator()
+        found: dict[str, dict[int, Destination]] = {}
+        for number, one in enumerate(self._wanted):
+            if one.sink is None:
+                continue
+            layout = target[one.name]
+            boxes: dict[int, Destination] = {}
+            for box, ordinal in enumerate(one.sink.description.local):
+                if ordinal >= 0:
+                    memory = allocator.allocate(layout.box_nbytes(box))
+                    boxes[box] = Destination(number, box, memory.data, memory.owned)
+            found[one.name] = boxes
+        return found
+
+    def _blocks(
+        self,
+        copies: Any,
+        source: Layout,
+        target: Layout,
+        indexes: Mapping[int, Any],
+        destinations: Mapping[str, Mapping[int, Destination]],
+    ) -> list[BlockRead]:
+        slices: dict[tuple[int, str, tuple[int, ...]], Slice] = {
+            (part, piece.name, piece.start): piece
+            for part, index in indexes.items()
+            for piece in index.slices
+        }
+        stored = {one.name: one.entry.name for one in self._wanted if one.entry is not None}
+        blocks: dict[tuple[int, int, int], BlockRead] = {}
+        for name, array in copies.items():
+            from_boxes, to_boxes = source[name].boxes, target[name].boxes
+            starts = [tuple(row) for row in from_boxes[:, :, 0].tolist()]
+            for row in range(len(array)):
+                box, part = int(array.source_box[row]), int(array.source_holder[row])
+                piece = slices[part, stored[name], starts[box]]
+                into = int(array.target_box[row])
+                copy = move(array.lo[row], array.hi[row], from_boxes[box], to_boxes[into], array.itemsize)
+                if copy is None:
+                    continue
+                copy = copy.shifted(source=piece.offset)
+                for block in copy.blocks(BLOCK).tolist():
+                    key = (part, piece.file, block)
+                    read = blocks.setdefault(key, BlockRead(*key))
+                    read.copies.append((copy, destinations[name][into]))
+        return [blocks[key] for key in sorted(blocks)]
+
+    def _place(
+        self,
+        pipeline: BlockPipeline,
+        blocks: list[BlockRead],
+        destinations: dict[str, dict[int, Destination]],
+        leaves: list[Any],
+    ) -> None:
+        """Hand every array to its sink as soon as all its boxes are whole."""
+        waiting = {name: len(boxes) for name, boxes in destinations.items()}
+        touched = {id(d) for block in blocks for _, d in block.copies}
+        for name, boxes in list(destinations.items()):
+            waiting[name] -= sum(id(box) not in touched for box in boxes.values())
+            if not waiting[name]:  # zero-size: nothing will be read for it
+                self._finish(name, destinations, leaves)
+        for whole in pipeline.run(blocks):
+            name = self._wanted[whole.array].name
+            waiting[name] -= 1
+            if not waiting[name]:
+                self._finish(name, destinations, leaves)
+
+    def _finish(
+        self,
+        name: str,
+        destinations: dict[str, dict[int, Destination]],
+        leaves: list[Any],
+    ) -> None:
+        boxes = destinations.pop(name)  # drops the loader's hold: the array owns its memory now
+        one = self._by_name[name]
+        assert one.sink is not None
+        alias = all(box.owned for box in boxes.values())
+        data = {number: box.data for number, box in boxes.items()}
+        if one.cast_from is not None:
+            wanted = dtype_of(one.sink.description.layout.dtype).numpy
+            stored = dtype_of(one.cast_from).numpy
+            data = {n: d.view(stored).astype(wanted).view(np.uint8) for n, d in data.items()}
+            alias = False
+        leaves[one.at] = one.sink.place(data, alias=alias)
+
+
+def _kind(kind: str, impl: str | None) -> str:
+    return f"a {impl} PRNG key" if kind == "key" else "a plain array"

@@ -1,0 +1,93 @@
+"""The host memory of saves: a bounded number of slots, and what to do when all are taken."""
+
+from __future__ import annotations
+
+import threading
+from typing import Literal, final
+
+from holdfast.clock import Deadline
+from holdfast.errors import DeadlineError, SaveError, UsageError
+from holdfast.vault import Slot, Writer
+
+OnBusy = Literal["wait", "skip", "queue"]
+
+
+@final
+class SlotPool:
+    """Slots for saves under way. Their total size never exceeds the stated budget.
+
+    With `wait` and `skip` there are at most `count` slots. `queue` takes further ones, up to `limit` bytes
+    (default: twice `count` slots), before it waits.
+    """
+
+    def __init__(self, writer: Writer, *, count: int, limit: int | None, on_busy: OnBusy) -> None:
+        if on_busy not in ("wait", "skip", "queue"):
+            raise UsageError(f"on_busy={on_busy!r} is unknown", hint="use wait, skip or queue")
+        if count < 1:
+            raise UsageError(f"slots={count}: at least one slot is needed")
+        self._writer = writer
+        self._count = count
+        self._limit = limit
+        self._on_busy = on_busy
+        self._slots: dict[int, Slot] = {}
+        self._free: list[int] = []
+        self._changed = threading.Condition()
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory taken for slots."""
+        return sum(slot.size for slot in self._slots.values())
+
+    def take(self, size: int, timeout_s: float) -> tuple[int, Slot] | None:
+        """A free slot of at least `size` bytes; None if there is none and the policy is to skip.
+
+        Blocks: while all slots are busy, unless skipping. Fails: DeadlineError, SaveError over budget.
+        """
+        if self._limit is not None and size > self._limit:
+            raise SaveError(
+                f"this process saves {size:,} bytes, more than its budget of {self._limit:,}",
+                hint="raise memory_limit, or shard the state over more processes",
+            )
+        deadline = Deadline(timeout_s)
+        with self._changed:
+            while True:
+                number = self._fitting(size)
+                if number is not None:
+                    self._free.remove(number)
+                    return number, self._slots[number]
+                if self._may_grow(size):
+                    number, slot = self._writer.make_slot(size)
+                    self._slots[number] = slot
+                    return number, slot
+                if self._on_busy == "skip":
+                    return None
+                if not self._changed.wait(deadline.remaining()):
+                    raise DeadlineError(
+                        f"all {len(self._slots)} save slots were busy for {timeout_s:g} s",
+                        hint="the disk is slower than the saves; save less often or on_busy='skip'",
+                    )
+
+    def give_back(self, number: int) -> None:
+        """The save in this slot is over."""
+        with self._changed:
+            self._free.append(number)
+            self._changed.notify_all()
+
+    def _fitting(self, size: int) -> int | None:
+        for number in self._free:
+            if self._slots[number].size >= size:
+                return number
+        # A tree that has grown needs a larger slot; the small free ones make room for it.
+        for number in list(self._free):
+            self._free.remove(number)
+            del self._slots[number]
+            self._writer.drop_slot(number)
+        return None
+
+    def _may_grow(self, size: int) -> bool:
+        total = self.nbytes + size
+        if self._limit is not None and total > self._limit:
+            return False
+        if self._on_busy == "queue":
+            return self._limit is not None or len(self._slots) < 2 * self._count
+        return len(self._slots) < self._count

@@ -1,0 +1,113 @@
+"""Removing old steps, and what crashes left behind.
+
+A step is removed manifest first: from then on it does not exist, whatever happens to its parts. Files that
+belong to no committed step are leftovers, unless a live writer holds their lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from holdfast import faults
+from holdfast.checkpoint.steps import PINS
+from holdfast.errors import HoldfastError
+from holdfast.format import MANIFEST, parse_file_name, parse_step_folder, read_manifest, step_folder
+from holdfast.storage import TEMPORARY, LocalStore
+from holdfast.vault import AGREEMENT, WORK, keep_for_recycling
+
+
+def remove_step(store: LocalStore, step: int, *, recycle: bool = False) -> None:
+    """Remove a committed step, durably from the first moment. Fails: StorageError."""
+    folder = step_folder(step)
+    store.remove(folder, MANIFEST)
+    store.sync_folder(folder)  # the step is gone before any of its bytes is
+    faults.site("trainer.prune.manifest")
+    for name in store.names(folder):
+        if recycle and keep_for_recycling(store, folder, name):
+            continue
+        store.remove(folder, name)
+    faults.site("trainer.prune.parts")
+    store.remove(WORK, PINS, folder)
+    store.remove_folder(folder)
+    store.sync_folder()
+
+
+def leftovers(store: LocalStore) -> list[tuple[str, ...]]:
+    """The names of files that belong to no committed step and to no live writer."""
+    found: list[tuple[str, ...]] = []
+    for name in store.names():
+        if name.startswith(TEMPORARY) and not store.is_busy(name):
+            found.append((name,))
+        if parse_step_folder(name) is not None:
+            found.extend((name, file) for file in _leftover_files(store, name))
+    return found
+
+
+def _leftover_files(store: LocalStore, folder: str) -> list[str]:
+    attempt: str | None = None
+    if store.exists(folder, MANIFEST):
+        try:
+            attempt = read_manifest(store, folder).save.attempt
+        except HoldfastError:
+            return []  # a damaged step is evidence, not rubbish: it is replaced or pruned, not swept
+    names = store.names(folder)
+    live = {_attempt(name) for name in names if store.is_busy(folder, name)}
+    return [
+        name
+        for name in names
+        if name != MANIFEST
+        and not store.is_busy(folder, name)
+        and (
+            name.startswith(TEMPORARY)
+            or ((of := _attempt(name)) is not None and of != attempt and of not in live)
+        )
+    ]
+
+
+def _attempt(name: str) -> str | None:
+    parsed = parse_file_name(name)
+    return parsed.attempt if parsed is not None and parsed.kind != "manifest" else None
+
+
+def clean(store: LocalStore, note: Callable[[str, str], None]) -> None:
+    """Remove leftovers; `note(path, reason)` is told of each. Errors leave the file for next time."""
+    for names in leftovers(store):
+        with suppress(HoldfastError):
+            if store.remove(*names):
+                note("/".join(names), "left by a save that was never committed")
+    for name in store.names():
+        if parse_step_folder(name) is not None and not store.names(name):
+            with suppress(HoldfastError):
+                store.remove_folder(name)
+
+    _clean_agreement(store)
+
+
+def _clean_agreement(store: LocalStore) -> None:
+    """Remove the ballots of saves that nobody is at work on any more."""
+    live = {
+        _attempt(name)
+        for folder in store.names()
+        if parse_step_folder(folder) is not None
+        for name in store.names(folder)
+        if store.is_busy(folder, name)
+    }
+    for name in store.names(WORK, AGREEMENT):
+        topic, _, what = name.rpartition(".")
+        stale = what == "decision" or what.startswith("vote-") or name.startswith(TEMPORARY)
+        if stale and topic.partition(".")[2] not in live:
+            with suppress(HoldfastError):
+                store.remove(WORK, AGREEMENT, name)
+
+
+def in_flight(store: LocalStore) -> list[int]:
+    """The uncommitted steps that a live writer is at work on."""
+    found = []
+    for name in store.names():
+        step = parse_step_folder(name)
+        if step is None or store.exists(name, MANIFEST):
+            continue
+        if any(store.is_busy(name, file) for file in store.names(name)):
+            found.append(step)
+    return found

@@ -1,0 +1,183 @@
+"""The one tree of exceptions.
+
+    HoldfastError                  every error raised on purpose; carries a `hint`
+    ├── UsageError                 a wrong call or argument (also a ValueError)
+    │   ├── TreeError              a tree whose leaves cannot be named or stored
+    │   └── LayoutError            a layout or plan that does not make sense
+    ├── DeadlineError              a wait ran out; says who was waited for (also a TimeoutError)
+    ├── FormatError                bytes on disk that are not a valid checkpoint
+    │   ├── CorruptError           a checksum does not match; names file, block and arrays
+    │   └── VersionError           written by a newer Holdfast
+    ├── StorageError               the file system refused; carries path and errno
+    │   ├── OutOfSpaceError
+    │   ├── ReadOnlyError
+    │   └── MissingPathError
+    ├── CheckpointError
+    │   ├── NoCheckpointError      nothing to load
+    │   ├── MismatchError          template and checkpoint disagree; lists every offender
+    │   ├── StepExistsError        a good step is never overwritten unless asked
+    │   ├── SaveError              a save failed; the previous step stays loadable
+    │   └── LeaseError             another live run writes to this folder
+    ├── AgreementError             the writers of a save did not agree
+    │   └── MissingRanksError      names the ranks that never answered (also a DeadlineError)
+    └── VaultError                 the vault refused or broke the protocol
+        └── VaultDiedError         the vault process is gone
+
+Each message says what happened and the value seen; `hint` says what to do. `str()` gives both.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Sequence
+
+
+class HoldfastError(Exception):
+    """Base of every error Holdfast raises on purpose."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n\nhint: {self.hint}"
+
+
+class UsageError(HoldfastError, ValueError):
+    """A wrong call or argument."""
+
+
+class TreeError(UsageError):
+    """A tree whose leaves cannot be named or stored."""
+
+
+class LayoutError(UsageError):
+    """A layout or plan that does not make sense."""
+
+
+class DeadlineError(HoldfastError, TimeoutError):
+    """A wait ran out. The message says who was waited for and since when."""
+
+
+class FormatError(HoldfastError):
+    """Bytes on disk that are not a valid checkpoint."""
+
+
+class CorruptError(FormatError):
+    """A checksum does not match.
+
+    `file` and `block` say where; `arrays` names what lies there.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        file: str | None = None,
+        block: int | None = None,
+        arrays: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.file = file
+        self.block = block
+        self.arrays = tuple(arrays)
+
+
+class VersionError(FormatError):
+    """Written by a newer Holdfast."""
+
+
+class StorageError(HoldfastError):
+    """The file system refused an operation."""
+
+    def __init__(
+        self, message: str, *, path: str, errno_: int | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+        self.errno = errno_
+
+    @staticmethod
+    def from_os(error: OSError, *, doing: str, path: str) -> StorageError:
+        """The typed error for an OSError met while `doing` something to `path`."""
+        cls, hint = _OS_ERRORS.get(error.errno or 0, (StorageError, None))
+        reason = error.strerror or str(error)
+        return cls(f"cannot {doing} {path}: {reason}", path=path, errno_=error.errno, hint=hint)
+
+
+class OutOfSpaceError(StorageError):
+    """The disk or quota is full."""
+
+
+class ReadOnlyError(StorageError):
+    """The path may not be written."""
+
+
+class MissingPathError(StorageError):
+    """The path is not there."""
+
+
+_OS_ERRORS: dict[int, tuple[type[StorageError], str | None]] = {
+    errno.ENOSPC: (OutOfSpaceError, "free space or keep fewer steps; earlier steps are untouched"),
+    errno.EDQUOT: (OutOfSpaceError, "the quota is spent; earlier steps are untouched"),
+    errno.EROFS: (ReadOnlyError, "the file system is read-only; remount it or choose another path"),
+    errno.EACCES: (ReadOnlyError, "check the owner and mode of the path"),
+    errno.EPERM: (ReadOnlyError, "check the owner and mode of the path"),
+    errno.ENOENT: (MissingPathError, "check the path; was the folder removed or unmounted?"),
+    errno.ENOTDIR: (MissingPathError, "a file stands where a folder is needed"),
+}
+
+
+class CheckpointError(HoldfastError):
+    """A checkpoint operation failed."""
+
+
+class NoCheckpointError(CheckpointError):
+    """There is nothing to load."""
+
+
+class MismatchError(CheckpointError):
+    """Template and checkpoint disagree; every offender is listed at once."""
+
+    def __init__(self, problems: Iterable[str], *, hint: str | None = None) -> None:
+        self.problems = tuple(problems)
+        lines = "\n".join(f"  - {problem}" for problem in self.problems)
+        plural = "s" if len(self.problems) != 1 else ""
+        super().__init__(
+            f"template and checkpoint disagree in {len(self.problems)} place{plural}:\n{lines}",
+            hint=hint,
+        )
+
+
+class StepExistsError(CheckpointError):
+    """The step is committed and good; it is never overwritten unless asked."""
+
+
+class SaveError(CheckpointError):
+    """A save failed; the previous step stays loadable."""
+
+
+class LeaseError(CheckpointError):
+    """Another live run writes checkpoints to this folder."""
+
+
+class AgreementError(HoldfastError):
+    """The writers of a save did not agree."""
+
+
+class MissingRanksError(AgreementError, DeadlineError):
+    """Some ranks never answered; `ranks` names them."""
+
+    def __init__(self, message: str, *, ranks: Sequence[int], hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.ranks = tuple(ranks)
+
+
+class VaultError(HoldfastError):
+    """The vault refused a request or broke the protocol."""
+
+
+class VaultDiedError(VaultError):
+    """The vault process is gone."""

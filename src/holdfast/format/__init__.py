@@ -1,0 +1,127 @@
+"""The checkpoint format, version 1: values to bytes, and bytes to validated values. No I/O.
+
+A step folder holds safetensors part files, one index per part, and one manifest whose creation is
+the commit; docs/format.md describes them. Everything decoded here is bounded and validated before
+memory is taken, and raises FormatError (CorruptError, VersionError) when it is not right.
+"""
+
+from holdfast.format.checksum import (
+    BLOCK,
+    FileHasher,
+    block_digest,
+    block_digests,
+    block_hasher,
+    block_range,
+    block_seed,
+    digest,
+    num_blocks,
+)
+from holdfast.format.ids import (
+    MANIFEST,
+    FileName,
+    SaveId,
+    data_name,
+    index_name,
+    parse_file_name,
+    parse_step_folder,
+    part_stem,
+    pending_name,
+    step_folder,
+)
+from holdfast.format.index import (
+    VERSION,
+    PartFile,
+    PartIndex,
+    Slice,
+    arrays_in,
+    blocks_of,
+    check_block,
+    decode_index,
+    encode_index,
+)
+from holdfast.format.limits import MAX_HEADER, MAX_INDEX, MAX_MANIFEST
+from holdfast.format.manifest import (
+    ArrayEntry,
+    Manifest,
+    PartEntry,
+    check_part,
+    decode_manifest,
+    encode_manifest,
+    owned_cells,
+    part_index,
+)
+from holdfast.format.meta import check_meta
+from holdfast.format.owners import cells, decode_owners, encode_owners, num_cells
+from holdfast.format.packing import ALIGN, pack
+from holdfast.format.part import PartLayout, Piece, lay_out, part_metadata, tensor_name
+from holdfast.format.safetensors import Tensor, decode_header, encode_header
+from holdfast.format.scalars import Scalar, ScalarEntry, decode_scalar, encode_scalar
+from holdfast.format.verify import Problem, check_size, read_index, read_manifest, verify_step
+from holdfast.format.versions import versions
+
+__all__ = [
+    "ALIGN",
+    "BLOCK",
+    "MANIFEST",
+    "MAX_HEADER",
+    "MAX_INDEX",
+    "MAX_MANIFEST",
+    "VERSION",
+    "ArrayEntry",
+    "FileHasher",
+    "FileName",
+    "Manifest",
+    "PartEntry",
+    "PartFile",
+    "PartIndex",
+    "PartLayout",
+    "Piece",
+    "Problem",
+    "SaveId",
+    "Scalar",
+    "ScalarEntry",
+    "Slice",
+    "Tensor",
+    "arrays_in",
+    "block_digest",
+    "block_digests",
+    "block_hasher",
+    "block_range",
+    "block_seed",
+    "blocks_of",
+    "cells",
+    "check_block",
+    "check_meta",
+    "check_part",
+    "check_size",
+    "data_name",
+    "decode_header",
+    "decode_index",
+    "decode_manifest",
+    "decode_owners",
+    "decode_scalar",
+    "digest",
+    "encode_header",
+    "encode_index",
+    "encode_manifest",
+    "encode_owners",
+    "encode_scalar",
+    "index_name",
+    "lay_out",
+    "num_blocks",
+    "num_cells",
+    "owned_cells",
+    "pack",
+    "parse_file_name",
+    "parse_step_folder",
+    "part_index",
+    "part_metadata",
+    "part_stem",
+    "pending_name",
+    "read_index",
+    "read_manifest",
+    "step_folder",
+    "tensor_name",
+    "verify_step",
+    "versions",
+]

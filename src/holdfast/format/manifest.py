@@ -1,0 +1,310 @@
+"""The manifest: what a step holds. Creating it is the commit.
+
+The file begins with `{"root":"<32 hex>",` and the root is the digest of every byte after that
+prefix. No canonical form is needed, and an edit anywhere is seen before anything is parsed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from holdfast.arrays.dtypes import dtype
+from holdfast.errors import CorruptError, FormatError, TreeError
+from holdfast.format import checksum
+from holdfast.format.ids import MANIFEST, SaveId, index_name
+from holdfast.format.index import VERSION, PartIndex, Slice, check_version, decode_index
+from holdfast.format.limits import (
+    MAX_DIMS,
+    MAX_INDEX,
+    MAX_INT,
+    MAX_MANIFEST,
+    MAX_PARTS,
+    MAX_SCALAR,
+)
+from holdfast.format.meta import check_meta
+from holdfast.format.owners import (
+    Cell,
+    Cuts,
+    Run,
+    cell,
+    check_owners,
+    cuts_problem,
+    decode_owners,
+    encode_owners,
+    num_cells,
+    owned,
+)
+from holdfast.format.scalars import ScalarEntry, decode_scalar, encode_scalar
+from holdfast.format.text import reason, show, text_problem
+
+FORMAT: Final = "holdfast"
+PREFIX: Final = 43
+"""Bytes before those under the root: `{"root":"`, 32 hex digits, `",`."""
+
+_OPEN: Final = b'{"root":"'
+_Int = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
+_Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+
+
+class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One array: what it is, how it was cut, and which part wrote each cell.
+
+    A typed PRNG key has kind "key" and the name of its implementation; dtype and shape are then
+    those of its key data. `axes` are the logical names of the dimensions, where known.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[_Int, ...]
+    kind: Literal["array", "key"] = "array"
+    impl: str | None = None
+    axes: tuple[str | None, ...] | None = None
+    cuts: Cuts
+    owners: tuple[Run, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return math.prod(self.shape) * dtype(self.dtype).itemsize
+
+
+class PartEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One writer's part: its index file with exact size and digest, and its array bytes."""
+
+    part: _Int
+    index: str
+    size: _Int
+    digest: _Digest
+    nbytes: _Int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything about a step but its bytes. `created` is in seconds since 1970."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    save: SaveId
+    created: float
+    nbytes: _Int
+    writer: dict[str, str] = {}
+    meta: dict[str, Any] = {}
+    parts: tuple[PartEntry, ...]
+    scalars: tuple[ScalarEntry, ...] = ()
+    arrays: tuple[ArrayEntry, ...]
+
+
+class _Head(msgspec.Struct):
+    format: str
+    version: int
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of manifest.json.
+
+    Raises TreeError for metadata or names that cannot be stored, FormatError for a manifest that
+    no reader would accept.
+    """
+    manifest = msgspec.structs.replace(manifest, meta=check_meta(manifest.meta))
+    names = [entry.name for entry in manifest.arrays] + [entry.name for entry in manifest.scalars]
+    for name in names:
+        if problem := text_problem(name):
+            raise TreeError(f"the name {show(name)} {problem}")
+    _check_manifest(manifest, "new manifest")
+    body = msgspec.json.encode(manifest)[1:] + b"\n"
+    if PREFIX + len(body) > MAX_MANIFEST:
+        raise FormatError(f"a manifest of {len(body)} bytes; the limit is {MAX_MANIFEST}")
+    return _OPEN + checksum.digest(body).encode() + b'",' + body
+
+
+def decode_manifest(data: bytes, *, max_bytes: int = MAX_MANIFEST) -> Manifest:
+    """The manifest in `data`, checked in this order: size, root, version, structure.
+
+    Raises CorruptError where the root does not match, VersionError for a newer format, FormatError
+    for everything else.
+    """
+    if len(data) > max_bytes:
+        raise FormatError(f"{MANIFEST}: {len(data)} bytes; the limit is {max_bytes}")
+    body = _rooted(bytes(data))
+    try:
+        head = msgspec.json.decode(body, type=_Head)
+        if head.format != FORMAT:
+            raise FormatError(f"{MANIFEST}: format {show(head.format)}, expected {FORMAT!r}")
+        check_version(head.version, MANIFEST)
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FormatError(f"{MANIFEST}: not a manifest: {reason(error)}") from None
+    _check_manifest(manifest, MANIFEST)
+    return manifest
+
+
+def part_index(manifest: Manifest, part: int, data: bytes) -> PartIndex:
+    """The index of a part, decoded, and checked against everything the manifest says of it."""
+    entry = next((entry for entry in manifest.parts if entry.part == part), None)
+    if entry is None:
+        raise FormatError(f"{MANIFEST}: there is no part {part}")
+    index = decode_index(data, digest=entry.digest, size=entry.size, save=manifest.save, part=part)
+    check_part(manifest, index)
+    return index
+
+
+def check_part(manifest: Manifest, index: PartIndex) -> None:
+    """FormatError unless the slices of `index` are exactly the cells its part owns."""
+    where = index_name(index.part, index.save.attempt)
+    slices = {(piece.name, piece.start, piece.stop): piece for piece in index.slices}
+    expected = 0
+    for entry in manifest.arrays:
+        itemsize = dtype(entry.dtype).itemsize
+        for start, stop in owned_cells(entry, index.part):
+            expected += 1
+            piece = slices.get((entry.name, start, stop))
+            if piece is None:
+                raise FormatError(
+                    f"{where}: lacks slice {start} to {stop} of {show(entry.name)}, "
+                    f"which the manifest says is in part {index.part}"
+                )
+            if piece.nbytes != math.prod(piece.shape) * itemsize:
+                raise FormatError(
+                    f"{where}: slice {start} to {stop} of {show(entry.name)} is {piece.nbytes} "
+                    f"bytes, not those of {entry.dtype}{list(piece.shape)}"
+                )
+    if expected != len(slices):
+        raise FormatError(f"{where}: has {len(slices)} slices, the manifest gives it {expected}")
+    nbytes = next(entry.nbytes for entry in manifest.parts if entry.part == index.part)
+    if index.nbytes != nbytes:
+        raise FormatError(f"{where}: holds {index.nbytes} bytes, the manifest says {nbytes}")
+
+
+def owned_cells(entry: ArrayEntry, part: int) -> list[Cell]:
+    """The (start, stop) of each cell of an array that `part` wrote, in row-major order."""
+    return [cell(entry.cuts, number) for number in owned(entry.owners, part)]
+
+
+def _rooted(data: bytes) -> bytes:
+    """The JSON object without its root, after the root was found right."""
+    root = data[len(_OPEN) : PREFIX - 2]
+    if len(data) < PREFIX or not data.startswith(_OPEN) or data[PREFIX - 2 : PREFIX] != b'",':
+        raise FormatError(
+            f"{MANIFEST}: begins with {show(data[:PREFIX])}, not with a root digest",
+            hint="the file is damaged or not a Holdfast manifest",
+        )
+    seen = checksum.digest(memoryview(data)[PREFIX:])
+    if root != seen.encode():
+        raise CorruptError(
+            f"{MANIFEST}: the root says {show(root.decode('latin-1'))}, the bytes give '{seen}'",
+            hint="the manifest was damaged or edited; use another copy or an earlier step",
+            file=MANIFEST,
+        )
+    return b"{" + data[PREFIX:]
+
+
+def _check_manifest(manifest: Manifest, where: str) -> None:
+    if manifest.format != FORMAT:
+        raise FormatError(f"{where}: format {show(manifest.format)}, expected {FORMAT!r}")
+    check_version(manifest.version, where)
+    if not math.isfinite(manifest.created):
+        raise FormatError(f"{where}: created at {manifest.created}")
+    try:
+        check_meta(manifest.meta)
+    except TreeError as error:
+        raise FormatError(f"{where}: {error.message}") from None
+    for key, value in manifest.writer.items():
+        if problem := text_problem(key) or text_problem(value):
+            raise FormatError(f"{where}: writer entry {show(key)} {problem}")
+    known = _check_parts(manifest, where)
+    _check_unique([*manifest.arrays, *manifest.scalars], where)
+    for scalar in manifest.scalars:
+        _check_scalar(scalar, where)
+    for array in manifest.arrays:
+        _check_array(array, known, where)
+    total = sum(array.nbytes for array in manifest.arrays)
+    written = sum(part.nbytes for part in manifest.parts)
+    if not total == written == manifest.nbytes:
+        raise FormatError(
+            f"{where}: arrays have {total} bytes, parts {written}, the manifest says {manifest.nbytes}"
+        )
+
+
+def _check_parts(manifest: Manifest, where: str) -> bytes:
+    """A table of which part numbers exist, after checking them."""
+    numbers = [entry.part for entry in manifest.parts]
+    if max(numbers, default=0) >= MAX_PARTS or len(set(numbers)) != len(numbers):
+        raise FormatError(f"{where}: part numbers repeat or reach {MAX_PARTS}")
+    known = bytearray(max(numbers, default=-1) + 1)
+    for entry in manifest.parts:
+        name = index_name(entry.part, manifest.save.attempt)
+        if entry.index != name:
+            raise FormatError(f"{where}: part {entry.part} has index {show(entry.index)}, not {name}")
+        if entry.size > MAX_INDEX:
+            raise FormatError(f"{where}: {name} of {entry.size} bytes; the limit is {MAX_INDEX}")
+        known[entry.part] = 1
+    return bytes(known)
+
+
+def _check_unique(entries: Iterable[ArrayEntry | ScalarEntry], where: str) -> None:
+    seen: set[str] = set()
+    for entry in entries:
+        if problem := text_problem(entry.name):
+            raise FormatError(f"{where}: the name {show(entry.name)} {problem}")
+        if entry.name in seen:
+            raise FormatError(f"{where}: the name {show(entry.name)} appears twice")
+        seen.add(entry.name)
+
+
+def _check_scalar(scalar: ScalarEntry, where: str) -> None:
+    if len(scalar.value) > MAX_SCALAR:
+        raise FormatError(f"{where}: scalar {show(scalar.name)} is too long")
+    try:
+        decode_scalar(scalar.type, scalar.value)
+    except FormatError as error:
+        raise FormatError(f"{where}: scalar {show(scalar.name)}: {error.message}") from None
+
+
+def _check_array(entry: ArrayEntry, known: bytes, where: str) -> None:
+    problem = _array_problem(entry) or cuts_problem(entry.cuts, entry.shape)
+    if problem is None:
+        try:
+            check_owners(entry.owners, num_cells(entry.cuts), known)
+        except FormatError as error:
+            problem = error.message
+    if problem is not None:
+        raise FormatError(f"{where}: array {show(entry.name)}: {problem}")
+
+
+def _array_problem(entry: ArrayEntry) -> str | None:
+    try:
+        itemsize = dtype(entry.dtype).itemsize
+    except TreeError:
+        return f"has the unknown dtype {show(entry.dtype)}"
+    if len(entry.shape) > MAX_DIMS or math.prod(entry.shape) * itemsize > MAX_INT:
+        return f"has the impossible shape {show(entry.shape)}"
+    if (entry.kind == "key") != (entry.impl is not None):
+        return "needs an implementation name exactly if it is a PRNG key"
+    words: Sequence[str | None] = (entry.impl, *(entry.axes or ()))
+    for word in words:
+        if word is not None and (problem := text_problem(word)):
+            return f"has a name that {problem}"
+    if entry.axes is not None and len(entry.axes) != len(entry.shape):
+        return f"has {len(entry.axes)} logical axes for {len(entry.shape)} dimensions"
+    return None
+
+
+__all__ = [
+    "ArrayEntry",
+    "Manifest",
+    "PartEntry",
+    "ScalarEntry",
+    "Slice",
+    "check_part",
+    "decode_manifest",
+    "decode_owners",
+    "decode_scalar",
+    "encode_manifest",
+    "encode_owners",
+    "encode_scalar",
+    "owned_cells",
+    "part_index",
+]

@@ -1,0 +1,206 @@
+"""JAX arrays in and out of devices.
+
+Aliasing and donation. On CPU the bytes of a shard are read in place, by address, while the caller's reference
+keeps them alive: `np.asarray` would cache a view on the array, and that view silently denies donation to
+later steps. On load, memory that belongs to one array alone is handed to the runtime without a copy; a donated
+alias is copied by the runtime, never written in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from typing import Any, final
+
+import jax
+import numpy as np
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from holdfast.arrays import ArrayLayout, Bytes1D, Description, FlatTree, Memory, join
+from holdfast.arrays import dtype as dtype_of
+from holdfast.errors import TreeError
+
+
+@lru_cache(maxsize=4096)
+def _layout(
+    sharding: Sharding, shape: tuple[int, ...], dtype: str, world: int
+) -> tuple[ArrayLayout, tuple[tuple[Any, ...], ...]]:
+    """The layout of a sharded array over ranks, and the local devices of each box."""
+    by_box: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+    for device, indices in sharding.devices_indices_map(shape).items():
+        box = tuple(index.indices(dim)[:2] for index, dim in zip(indices, shape, strict=True))
+        by_box.setdefault(box, []).append(device)
+    # An array of this process alone, in a run of several, is taken as replicated, like a host array.
+    alone = world > 1 and sharding.is_fully_addressable
+    everyone = tuple(range(world))
+    if 0 in shape:
+        # Nothing to cut: all devices hold the one, empty, box.
+        whole = tuple((0, dim) for dim in shape)
+        by_box = {whole: [device for devices in by_box.values() for device in devices]}
+    holders = tuple(
+        everyone if alone or world == 1 else tuple(sorted({d.process_index for d in devices}))
+        for devices in by_box.values()
+    )
+    boxes = np.array(list(by_box), dtype=np.int64).reshape(len(by_box), len(shape), 2)
+    local = sharding.addressable_devices
+    return ArrayLayout(dtype, shape, boxes, holders), tuple(
+        tuple(device for device in devices if device in local) for devices in by_box.values()
+    )
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _logical_axes(sharding: Sharding, ndim: int) -> tuple[str | None, ...] | None:
+    spec = getattr(sharding, "spec", None)
+    if spec is None:
+        return None
+    axes = [
+        None if axis is None else "+".join(axis) if isinstance(axis, tuple) else str(axis) for axis in spec
+    ]
+    return tuple((axes + [None] * ndim)[:ndim])
+
+
+def _key_data_struct(leaf: Any) -> Any:
+    """Shape, dtype and sharding of the data of a typed key."""
+    return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+
+
+@final
+class JaxSink:
+    """Makes a JAX array with the sharding of a template leaf."""
+
+    def __init__(self, leaf: Any, world: int) -> None:
+        self._impl: str | None = None
+        sharding = getattr(leaf, "sharding", None) or SingleDeviceSharding(jax.devices()[0])
+        shape, dtype = tuple(leaf.shape), leaf.dtype
+        if _is_key(leaf):
+            self._impl = _key_impl(leaf)
+            data = _key_data_struct(leaf)
+            sharding = _key_sharding(leaf, sharding)
+            shape, dtype = tuple(data.shape), data.dtype
+        self._sharding = sharding
+        layout, self._devices = _layout(sharding, shape, dtype_of(np.dtype(dtype)).name, world)
+        local = tuple(0 if devices else -1 for devices in self._devices)
+        kind = "key" if self._impl is not None else "array"
+        self.description = Description(layout, local, kind=kind, impl=self._impl)
+
+    def place(self, boxes: dict[int, Bytes1D], *, alias: bool) -> Any:
+        layout = self.description.layout
+        numpy_dtype = dtype_of(layout.dtype).numpy
+        on_device = {}
+        for box, data in boxes.items():
+            low, high = layout.boxes[box, :, 0], layout.boxes[box, :, 1]
+            host = data.view(numpy_dtype).reshape(tuple((high - low).tolist()))
+            for device in self._devices[box]:
+                on_device[device] = jax.device_put(host, device, may_alias=alias)
+        if len(on_device) == 1 and isinstance(self._sharding, SingleDeviceSharding):
+            (array,) = on_device.values()
+        else:
+            array = jax.make_array_from_single_device_arrays(
+                layout.shape, self._sharding, list(on_device.values())
+            )
+        return array if self._impl is None else jax.random.wrap_key_data(array, impl=self._impl)
+
+
+def _key_impl(leaf: Any) -> str:
+    name: str = leaf.dtype._impl.name  # the only way to it for a ShapeDtypeStruct
+    return name
+
+
+def _key_sharding(leaf: Any, sharding: Sharding) -> Sharding:
+    """The sharding of the key data: that of the keys, with the trailing dimension whole."""
+    spec = getattr(sharding, "spec", None)
+    if spec is None:
+        return sharding
+    mesh = sharding.mesh  # type: ignore[attr-defined]
+    padded = (*spec, *[None] * (len(leaf.shape) - len(spec)), None)
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*padded))
+
+
+@final
+class JaxAdapter:
+    """JAX arrays, typed keys and ShapeDtypeStructs."""
+
+    def identity(self) -> tuple[int, int]:
+        return jax.process_index(), jax.process_count()
+
+    def claims(self, leaf: Any) -> bool:
+        return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+
+    def flatten(self, tree: Any) -> FlatTree:
+        leaves, structure = jax.tree_util.tree_flatten(tree)
+
+        def names() -> list[str]:
+            paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+            return [join(_key_text(key) for key in path) for path, _ in paths]
+
+        return FlatTree(leaves, structure, names, lambda new: structure.unflatten(new))
+
+    def signature(self, leaf: Any) -> Hashable:
+        return leaf.shape, leaf.dtype, leaf.sharding
+
+    def describe(self, leaf: Any, rank: int, world: int) -> Description:
+        if leaf.is_deleted():
+            raise TreeError(
+                "an array of the tree was donated or deleted",
+                hint="save the state that the step returned, not the one that was passed to it",
+            )
+        impl = str(jax.random.key_impl(leaf)) if _is_key(leaf) else None
+        data = jax.random.key_data(leaf) if impl is not None else leaf
+        dtype = dtype_of(np.dtype(data.dtype)).name
+        layout, devices = _layout(data.sharding, tuple(data.shape), dtype, world)
+        ordinals = {shard.device: at for at, shard in enumerate(data.addressable_shards)}
+        local = tuple(ordinals[mine[0]] if mine else -1 for mine in devices)
+        return Description(
+            layout,
+            local,
+            kind="key" if impl is not None else "array",
+            impl=impl,
+            axes=_logical_axes(data.sharding, data.ndim),
+        )
+
+    def ready(self, leaves: Sequence[Any]) -> None:
+        jax.block_until_ready(leaves)
+
+    def memory(self, leaf: Any, ordinal: int) -> Memory:
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+            leaf = jax.random.key_data(leaf)
+        shard = leaf.addressable_data(ordinal)
+        if _in_host_memory(shard):
+            return Memory(shard.unsafe_buffer_pointer(), shard)
+        host = np.ascontiguousarray(np.asarray(shard))
+        return Memory(host.__array_interface__["data"][0], host)
+
+    def sink(self, leaf: Any, rank: int, world: int) -> JaxSink:
+        return JaxSink(leaf, world)
+
+
+_ROW_MAJOR = [tuple(range(ndim)) for ndim in range(65)]
+
+
+def _in_host_memory(shard: Any) -> bool:
+    """Whether the bytes of a shard can be read by address: on a CPU device, row-major."""
+    if next(iter(shard.sharding.device_set)).platform != "cpu":
+        return False
+    # A program may ask for any dimension order; reading by address is only right for the default one.
+    order: tuple[int, ...] = shard.format.layout.major_to_minor
+    return order == _ROW_MAJOR[shard.ndim]
+
+
+def _key_text(key: Any) -> str:
+    match key:
+        case jax.tree_util.DictKey(key=value):
+            return str(value)
+        case jax.tree_util.GetAttrKey(name=name):
+            return str(name)
+        case jax.tree_util.SequenceKey(idx=index):
+            return str(index)
+        case jax.tree_util.FlattenedIndexKey(key=value):
+            return str(value)
+        case _:
+            return str(key)
+
+
+ADAPTER = JaxAdapter()

@@ -1,0 +1,11 @@
+"""Byte ranges on disks, and create-if-absent as the only commit.
+
+States of a file: being made (`.tmp-…`, or a part named by its attempt and locked by its writer), durable
+(synced together with its folder), visible (its final name). Failure cases: the space is reserved before
+the first byte, so a full disk is met before damage; a crash leaves only names that nothing refers to.
+"""
+
+from holdfast.storage.files import ALIGN, Files
+from holdfast.storage.local import TEMPORARY, LocalStore, PartReader, PartWriter
+
+__all__ = ["ALIGN", "TEMPORARY", "Files", "LocalStore", "PartReader", "PartWriter"]

@@ -1,0 +1,278 @@
+"""Byte ranges on a local or shared file system, with create-if-absent as the commit.
+
+`LocalStore` knows folders, small whole files and large part files; what they mean is the format's business.
+Names are relative to its root, at most two components deep, and cannot escape it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import final
+
+from holdfast.errors import OutOfSpaceError, StorageError, UsageError
+from holdfast.storage.files import ALIGN, Files
+
+TEMPORARY = ".tmp-"
+"""Prefix of files that are being made; a crash may leave them, cleaning removes them."""
+
+
+@final
+class LocalStore:
+    """A folder on a file system."""
+
+    def __init__(self, root: str | os.PathLike[str], *, files: Files | None = None) -> None:
+        # The root may be reached through links (a user's choice); nothing below it is.
+        self.root = os.path.realpath(os.fspath(root))
+        self.files = files or Files()
+
+    def path(self, *names: str) -> str:
+        """The absolute path of a name below the root."""
+        for name in names:
+            if not name or name in (".", "..") or "/" in name or "\0" in name:
+                raise UsageError(f"not a legal name inside a checkpoint folder: {name!r}")
+        return os.path.join(self.root, *names)
+
+    # ---- folders
+
+    def make_root(self) -> None:
+        """Create the root and its parents, durably."""
+        missing = []
+        path = self.root
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        with self._doing("create", self.root):
+            for folder in reversed(missing):
+                self.files.make_folder(folder)
+                self.files.sync_folder(os.path.dirname(folder))
+
+    def make_folder(self, *names: str) -> None:
+        """Create a folder below the root, durably; nothing happens if it is there."""
+        path = self.path(*names)
+        with self._doing("create", path):
+            if self.files.make_folder(path):
+                self.files.sync_folder(os.path.dirname(path))
+            elif not self.files.is_folder(path):
+                raise StorageError(f"{path} is not a folder", path=path, hint="remove it")
+
+    def remove_folder(self, *names: str) -> None:
+        """Remove an empty folder."""
+        path = self.path(*names)
+        with self._doing("remove", path):
+            self.files.remove_folder(path)
+
+    def sync_folder(self, *names: str) -> None:
+        """Make the entries of a folder durable."""
+        path = self.path(*names)
+        with self._doing("sync", path):
+            self.files.sync_folder(path)
+
+    def names(self, *names: str) -> list[str]:
+        """The entries of a folder, sorted; empty if it is missing or a link."""
+        path = self.path(*names)
+        with self._doing("list", path):
+            return self.files.names(path) if self.files.is_folder(path) else []
+
+    def exists(self, *names: str) -> bool:
+        """Whether a regular file of that name is there."""
+        return self.files.is_file(self.path(*names))
+
+    def size(self, *names: str) -> int | None:
+        """The size of a regular file, or None."""
+        found = self.files.status(self.path(*names))
+        return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
+
+    def free_bytes(self) -> int:
+        """Bytes that may still be written here."""
+        with self._doing("measure", self.root):
+            return self.files.free_bytes(self.root)
+
+    # ---- small files
+
+    def read(self, *names: str, max_bytes: int) -> bytes:
+        """A whole file; refused before any memory is taken if it is larger than `max_bytes`."""
+        path = self.path(*names)
+        with self._doing("read", path), self.files.opened(self.files.open_read(path)) as fd:
+            size = self.files.size(fd)
+            if size > max_bytes:
+                raise StorageError(
+                    f"{path} has {size:,} bytes, more than the {max_bytes:,} allowed here",
+                    path=path,
+                )
+            data = bytearray(size)
+            got = self.files.read_at(fd, data, 0)
+            return bytes(data[:got])
+
+    def create(self, *names: str, data: bytes) -> bool:
+        """Create a file with `data` if the name is free, durably; False if it is taken. Atomic."""
+        path = self.path(*names)
+        with self._doing("create", path):
+            temporary = self._write_temporary(path, data)
+            created = self.files.link(temporary, path)
+            self.files.unlink(temporary)
+            self.files.sync_folder(os.path.dirname(path))
+        return created
+
+    def replace(self, *names: str, data: bytes) -> None:
+        """Put `data` under a name, durably: a reader sees the old file or the new one. Atomic."""
+        path = self.path(*names)
+        with self._doing("replace", path):
+            self.files.rename(self._write_temporary(path, data), path)
+            self.files.sync_folder(os.path.dirname(path))
+
+    def _write_temporary(self, path: str, data: bytes) -> str:
+        folder, name = os.path.split(path)
+        temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{name}")
+        with self.files.opened(self.files.create(temporary, exclusive=True)) as fd:
+            try:
+                self.files.lock(fd)
+                self.files.write_at(fd, data, 0)
+                self.files.sync(fd)
+            except OSError:
+                self.files.unlink(temporary)
+                raise
+        return temporary
+
+    def remove(self, *names: str) -> bool:
+        """Remove a file; False if it was not there. Not durable until the folder is synced."""
+        path = self.path(*names)
+        with self._doing("remove", path):
+            try:
+                self.files.unlink(path)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def move(self, source: Sequence[str], target: Sequence[str]) -> None:
+        """Rename a file. Not durable until both folders are synced."""
+        path = self.path(*source)
+        with self._doing("move", path):
+            self.files.rename(path, self.path(*target))
+
+    def is_busy(self, *names: str) -> bool:
+        """Whether a live process holds the lock of a file (a writer at work)."""
+        path = self.path(*names)
+        try:
+            fd = self.files.open_read(path)
+        except OSError:
+            return False
+        with self.files.opened(fd):
+            return not self.files.lock(fd)
+
+    # ---- part files
+
+    def write_part(self, *names: str, size: int, recycled: Sequence[str] | None = None) -> PartWriter:
+        """A writer for a file of exactly `size` bytes, its space reserved, locked by this process.
+
+        `recycled` names an old file to be overwritten: its blocks are allocated already, which saves the
+        file system most of the work of a fresh file.
+        """
+        path = self.path(*names)
+        if recycled is not None:
+            self.move(recycled, names)
+        with self._doing("write", path):
+            return PartWriter(self, path, size)
+
+    def open_part(self, *names: str, direct: bool = True) -> PartReader:
+        """A reader of a part file."""
+        path = self.path(*names)
+        with self._doing("open", path):
+            return PartReader(self, path, direct=direct)
+
+    @contextmanager
+    def _doing(self, what: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError.from_os(error, doing=what, path=path) from error
+
+
+@final
+class PartWriter:
+    """Writes one part file from any number of threads; `close` in any case."""
+
+    def __init__(self, store: LocalStore, path: str, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._store = store
+        self._files = store.files
+        self._fd = self._files.create(path)
+        self._direct: int | None = None
+        try:
+            # Held until close: cleaning leaves the files of a live writer alone.
+            if not self._files.lock(self._fd):
+                raise StorageError(f"{path} is being written by another process", path=path)
+            self._reserve()
+            self._direct = self._files.reopen_direct(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _reserve(self) -> None:
+        free = self._files.free_bytes(os.path.dirname(self.path)) + self._files.size(self._fd)
+        if self.size > free:
+            raise OutOfSpaceError(
+                f"cannot write {self.path}: {self.size:,} bytes needed, {free:,} free",
+                path=self.path,
+                hint="free space or keep fewer steps; earlier steps are untouched",
+            )
+        self._files.reserve(self._fd, self.size)
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write a range: its aligned part past the page cache, the rest through it."""
+        aligned = len(data) // ALIGN * ALIGN if self._direct is not None else 0
+        with self._store._doing("write", self.path):
+            if aligned and self._direct is not None:
+                self._files.write_at(self._direct, data[:aligned], offset)
+            if aligned < len(data):
+                self._files.write_at(self._fd, data[aligned:], offset + aligned)
+
+    def sync(self) -> None:
+        """Make every byte written so far durable."""
+        with self._store._doing("sync", self.path):
+            self._files.sync(self._fd)
+
+    def close(self) -> None:
+        """Release the descriptors and the lock."""
+        for fd in (self._direct, self._fd):
+            if fd is not None and fd >= 0:
+                self._files.close(fd)
+        self._direct, self._fd = None, -1
+
+
+@final
+class PartReader:
+    """Reads ranges of one part file from any number of threads; `close` in any case."""
+
+    def __init__(self, store: LocalStore, path: str, *, direct: bool) -> None:
+        self.path = path
+        self._store = store
+        self._files = store.files
+        self._fd = self._files.open_read(path)
+        # A shared lock keeps the file from being recycled under this reader.
+        self._files.lock(self._fd, shared=True)
+        self._direct = self._files.open_read_direct(path) if direct else None
+        self.size = self._files.size(self._fd)
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill an ALIGN-aligned buffer from an ALIGN-aligned offset; fewer bytes only at the end."""
+        fd = self._fd if self._direct is None else self._direct
+        with self._store._doing("read", self.path):
+            return self._files.read_at(fd, buffer, offset)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """A small range, through the page cache."""
+        data = bytearray(max(0, min(length, self.size - offset)))
+        with self._store._doing("read", self.path):
+            return bytes(data[: self._files.read_at(self._fd, data, offset)])
+
+    def close(self) -> None:
+        """Release the descriptors."""
+        for fd in (self._direct, self._fd):
+            if fd is not None and fd >= 0:
+                self._files.close(fd)
+        self._direct, self._fd = None, -1

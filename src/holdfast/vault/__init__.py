@@ -1,0 +1,28 @@
+"""The process beside the trainer that owns staged state. Imports no ML framework.
+
+`save()` copies into a slot of the vault's arena; from `staged` on the vault finishes the save by itself.
+"""
+
+from holdfast.vault.arena import Slot
+from holdfast.vault.client import ThreadWriter, VaultWriter, Writer, outcome_error
+from holdfast.vault.commit import withdraw
+from holdfast.vault.messages import Hello, Order, Outcome, Recipe
+from holdfast.vault.recycling import AGREEMENT, WORK, keep_for_recycling
+from holdfast.vault.server import make_agreement
+
+__all__ = [
+    "AGREEMENT",
+    "WORK",
+    "Hello",
+    "Order",
+    "Outcome",
+    "Recipe",
+    "Slot",
+    "ThreadWriter",
+    "VaultWriter",
+    "Writer",
+    "keep_for_recycling",
+    "make_agreement",
+    "outcome_error",
+    "withdraw",
+]

@@ -1,0 +1,87 @@
+"""Memory for staged state: memfds that are faulted in once and reused for ever.
+
+A slot has no name, so nothing can leak: it is gone when the last process that holds it is. The vault makes
+it and passes the descriptor on; if the vault dies, the trainer still holds the bytes and can hand them to
+the next one. First-touch page faults, not copying, are what staging would otherwise cost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, final
+
+from holdfast.errors import VaultError
+
+PAGE: Final = mmap.PAGESIZE
+_MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
+_CHUNK: Final = 64 << 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.madvise.restype = ctypes.c_int
+
+
+@final
+class Slot:
+    """One stretch of shared memory that can hold a staged part file."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.size = size
+        self._map = mmap.mmap(fd, max(size, PAGE), mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._anchor = ctypes.c_char.from_buffer(self._map)
+        self.address = ctypes.addressof(self._anchor)
+        self.view = memoryview(self._map)
+
+    @staticmethod
+    def make(size: int) -> Slot:
+        """A new slot of at least `size` bytes, not yet faulted in."""
+        rounded = max(PAGE, -(-size // PAGE) * PAGE)
+        try:
+            fd = os.memfd_create("holdfast-slot", os.MFD_CLOEXEC)
+            os.ftruncate(fd, rounded)
+            return Slot(fd, rounded)
+        except OSError as error:
+            raise VaultError(
+                f"cannot make an arena slot of {rounded:,} bytes: {error.strerror or error}",
+                hint="the host is short of memory; save fewer arrays per process or use fewer slots",
+            ) from error
+
+    @staticmethod
+    def adopt(fd: int, size: int) -> Slot:
+        """A slot that another process made, received as a descriptor."""
+        actual = os.fstat(fd).st_size
+        if actual < size:
+            os.close(fd)
+            raise VaultError(f"the slot received has {actual:,} bytes, {size:,} were announced")
+        return Slot(fd, size)
+
+    def populate(self, threads: int = 2) -> None:
+        """Fault every page in, so that staging never pays for first touch. Releases the GIL."""
+        starts = range(0, self.size, _CHUNK)
+        with ThreadPoolExecutor(threads, thread_name_prefix="holdfast-fault") as pool:
+            for failed in pool.map(self._populate_chunk, starts):
+                if failed:
+                    raise VaultError(
+                        f"cannot fault in {self.size:,} bytes of arena: {os.strerror(failed)}",
+                        hint="the host is short of memory; use fewer slots or a smaller state",
+                    )
+
+    def _populate_chunk(self, start: int) -> int:
+        length = min(_CHUNK, self.size - start)
+        if _libc.madvise(self.address + start, length, _MADV_POPULATE_WRITE) == 0:
+            return 0
+        failed = ctypes.get_errno()
+        if failed != 22:  # EINVAL: a kernel without it; the pages come on first touch instead
+            return failed
+        return 0
+
+    def close(self) -> None:
+        """Unmap the memory and release the descriptor."""
+        self.view.release()
+        del self._anchor
+        self._map.close()
+        os.close(self.fd)

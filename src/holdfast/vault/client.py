@@ -1,0 +1,446 @@
+"""The trainer's side of the vault.
+
+A `Writer` takes staged saves to disk. `VaultWriter` has a vault process do it and repairs the loss of that
+process: the trainer still holds the slots, so a new vault is spawned, handed the same memory, and given every
+save that is not over again. `ThreadWriter` does it on threads of the trainer, with the same guarantees except
+for the trainer's own death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Final, Protocol, final
+
+from holdfast import errors, journal
+from holdfast.clock import Deadline
+from holdfast.errors import DeadlineError, HoldfastError, VaultDiedError, VaultError
+from holdfast.storage import LocalStore
+from holdfast.vault.arena import Slot
+from holdfast.vault.messages import (
+    Abort,
+    Accepted,
+    AdoptSlot,
+    Begin,
+    Bye,
+    Define,
+    Done,
+    DropSlot,
+    Hello,
+    MakeSlot,
+    Order,
+    Outcome,
+    Ready,
+    Recipe,
+    Refused,
+    Reply,
+    SlotReady,
+    Staged,
+    Welcome,
+)
+from holdfast.vault.persist import Job, Persister
+from holdfast.vault.server import make_agreement
+from holdfast.wire import ConnectionLost, FrameSocket
+
+log = logging.getLogger("holdfast.vault")
+
+_START_S: Final = 30.0
+_SLOT_S: Final = 600.0
+_MAX_LIVES: Final = 3
+"""How many vaults one save may wear out before it is given up."""
+
+
+class Events(Protocol):
+    """Whom a writer tells what became of a save; called from its threads."""
+
+    def accepted(self, seq: int) -> None: ...
+    def done(self, seq: int, outcome: Outcome) -> None: ...
+
+
+class Writer(Protocol):
+    """Takes staged saves to disk."""
+
+    survives_trainer: bool
+
+    def make_slot(self, size: int) -> tuple[int, Slot]:
+        """A new slot of at least `size` bytes, faulted in, and its number."""
+        ...
+
+    def drop_slot(self, number: int) -> None: ...
+    def define(self, recipe: Recipe) -> None: ...
+    def begin(self, order: Order) -> None: ...
+    def advance(self, seq: int, upto: int) -> None: ...
+    def staged(self, seq: int) -> None: ...
+    def abort(self, seq: int, reason: str) -> None: ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish what is staged and end; False if that did not happen in time."""
+        ...
+
+
+def outcome_error(outcome: Outcome) -> HoldfastError:
+    """The error that a failed outcome stands for."""
+    kind = getattr(errors, outcome.kind, None)
+    if isinstance(kind, type) and issubclass(kind, errors.StorageError):
+        return kind(outcome.message, path="", hint=outcome.hint)
+    if isinstance(kind, type) and issubclass(kind, errors.MissingRanksError):
+        return errors.AgreementError(outcome.message, hint=outcome.hint)
+    if isinstance(kind, type) and issubclass(kind, HoldfastError):
+        return kind(outcome.message, hint=outcome.hint)
+    return errors.SaveError(outcome.message, hint=outcome.hint)
+
+
+@final
+class ThreadWriter:
+    """Writes from threads of this process."""
+
+    survives_trainer = False
+
+    def __init__(self, hello: Hello, events: Events, *, store: LocalStore | None = None) -> None:
+        store = store or LocalStore(hello.root)
+        self._events = events
+        self._slots: dict[int, Slot] = {}
+        self._recipes: dict[int, Recipe] = {}
+        self._jobs: dict[int, Job] = {}
+        self._persister = Persister(
+            store,
+            make_agreement(store, hello.agreement, hello.rank, hello.world),
+            on_done=self._done,
+            threads=hello.threads,
+            recycle=hello.recycle,
+        )
+
+    def make_slot(self, size: int) -> tuple[int, Slot]:
+        slot = Slot.make(size)
+        slot.populate()
+        number = max(self._slots, default=-1) + 1
+        self._slots[number] = slot
+        return number, slot
+
+    def drop_slot(self, number: int) -> None:
+        self._slots.pop(number).close()
+
+    def define(self, recipe: Recipe) -> None:
+        self._recipes[recipe.id] = recipe
+
+    def begin(self, order: Order) -> None:
+        job = Job(order, self._recipes[order.recipe], self._slots[order.slot].view)
+        self._jobs[order.seq] = job
+        self._persister.submit(job)
+
+    def advance(self, seq: int, upto: int) -> None:
+        if (job := self._jobs.get(seq)) is not None:
+            job.advance(upto)
+
+    def staged(self, seq: int) -> None:
+        if (job := self._jobs.get(seq)) is not None:
+            job.stage()
+        self._events.accepted(seq)
+
+    def abort(self, seq: int, reason: str) -> None:
+        if (job := self._jobs.get(seq)) is not None:
+            job.abort(reason)
+
+    def _done(self, seq: int, outcome: Outcome) -> None:
+        self._jobs.pop(seq, None)
+        self._events.done(seq, outcome)
+
+    def close(self, timeout_s: float) -> bool:
+        closed = self._persister.close(timeout_s)
+        for slot in self._slots.values():
+            with contextlib.suppress(BufferError):  # a save that was given up may hold a view
+                slot.close()
+        self._slots.clear()
+        return closed
+
+
+class _Pending:
+    """A save as the trainer remembers it, so that any vault can be given it again."""
+
+    __slots__ = ("lives", "order", "staged", "upto")
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.upto = 0
+        self.staged = False
+        self.lives = 0
+
+
+@final
+class VaultWriter:
+    """Has a vault process write, and replaces that process if it dies."""
+
+    survives_trainer = True
+
+    def __init__(
+        self,
+        hello: Hello,
+        events: Events,
+        *,
+        attach: str | None = None,
+        events_journal: journal.Journal | None = None,
+    ) -> None:
+        self._hello = hello
+        self._events = events
+        self._attach = attach
+        self._journal = events_journal
+        self._lock = threading.RLock()
+        self._slots: dict[int, Slot] = {}
+        self._recipes: dict[int, Recipe] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._closing = False
+        self._broken: HoldfastError | None = None
+        self._answers: dict[str, tuple[Reply, list[int]]] = {}
+        self._answered = threading.Condition()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._frames = self._connect()
+        self._receiver = threading.Thread(target=self._receive, name="holdfast-vault-receiver", daemon=True)
+        self._receiver.start()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of a spawned vault."""
+        return self._process.pid if self._process is not None else None
+
+    # ---- connection
+
+    def _connect(self) -> FrameSocket[Reply]:
+        sock = self._spawn() if self._attach is None else _attached(self._attach)
+        frames: FrameSocket[Reply] = FrameSocket(sock, Reply)
+        try:
+            frames.send(self._hello)
+            reply, _ = frames.receive(timeout_s=_START_S)
+        except (ConnectionLost, DeadlineError) as error:
+            frames.close()
+            self._reap(0.0)
+            raise VaultDiedError(
+                f"the vault did not start: {error.message}",
+                hint="its own error output is above; writer='thread' does without a vault",
+            ) from error
+        if not isinstance(reply, Welcome):
+            frames.close()
+            self._reap(0.0)
+            message = reply.message if isinstance(reply, Refused) else repr(reply)
+            raise VaultError(f"the vault refused this trainer: {message}")
+        return frames
+
+    def _spawn(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        environment = dict(os.environ)
+        # The vault must find the same package even if it is not installed but on sys.path.
+        package_root = str(Path(__file__).parents[2])
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = (
+            package_root if not inherited else f"{package_root}{os.pathsep}{inherited}"
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast.vault", "--fd", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=environment,
+                # Its own session: a Ctrl-C or a signal to the job's group is not meant for it.
+                start_new_session=True,
+            )
+        return ours
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                reply, fds = self._frames.receive(timeout_s=60.0)
+            except DeadlineError:
+                continue
+            except ConnectionLost as lost:
+                if self._closing or not self._replace(lost):
+                    self._fail_all()
+                    return
+                continue
+            match reply:
+                case Accepted(seq):
+                    self._events.accepted(seq)
+                case Done(seq, outcome):
+                    with self._lock:
+                        self._pending.pop(seq, None)
+                    self._events.done(seq, outcome)
+                case _:
+                    self._answer(type(reply).__name__, reply, fds)
+
+    def _answer(self, kind: str, reply: Reply, fds: list[int]) -> None:
+        with self._answered:
+            self._answers[kind] = (reply, fds)
+            self._answered.notify_all()
+
+    def _replace(self, lost: ConnectionLost) -> bool:
+        """Start another vault and give it everything that is not over; False if that failed."""
+        pid = self.pid
+        with self._lock:
+            self._frames.close()
+            reason = self._reap(1.0) or lost.message
+            log.warning("the vault (pid %s) is gone: %s; starting another", pid, reason)
+            self._note(journal.VaultDied(pid=pid or 0, reason=reason))
+            try:
+                self._frames = self._connect()
+                for number, slot in self._slots.items():
+                    self._frames.send(AdoptSlot(number, slot.size), (slot.fd,))
+                for recipe in self._recipes.values():
+                    self._frames.send(Define(recipe))
+                for pending in list(self._pending.values()):
+                    self._give_again(pending)
+            except (ConnectionLost, VaultError) as error:
+                self._broken = error
+                log.error("no vault could be started: %s", error.message)
+                return False
+            self._note(journal.VaultReplaced(old_pid=pid or 0, pid=self.pid or 0))
+        self._answer("Refused", Refused("VaultDiedError", "the vault died meanwhile", None), [])
+        return True
+
+    def _give_again(self, pending: _Pending) -> None:
+        pending.lives += 1
+        seq = pending.order.seq
+        if pending.lives >= _MAX_LIVES:
+            del self._pending[seq]
+            message = f"{pending.lives} vaults died while saving step {pending.order.save.step}"
+            self._events.done(seq, Outcome(kind="VaultDiedError", message=message))
+            return
+        self._frames.send(Begin(pending.order))
+        self._frames.send(Ready(seq, pending.upto))
+        if pending.staged:
+            self._frames.send(Staged(seq))
+
+    def _fail_all(self) -> None:
+        error = self._broken or VaultDiedError("the vault is gone")
+        outcome = Outcome(kind=type(error).__name__, message=error.message, hint=error.hint)
+        with self._lock:
+            pending, self._pending = self._pending, {}
+            self._broken = error
+        for seq in pending:
+            self._events.done(seq, outcome)
+
+    def _reap(self, timeout_s: float) -> str | None:
+        """How the vault process ended, after making sure that it did."""
+        process = self._process
+        if process is None:
+            return None
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(5.0)
+        code = process.returncode
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _note(self, event: journal.Event) -> None:
+        if self._journal is not None:
+            self._journal.append(event)
+
+    # ---- requests
+
+    def _send(self, message: object, fds: tuple[int, ...] = ()) -> None:
+        """Send to the current vault; one that is gone or stuck is replaced by the receiver."""
+        try:
+            self._frames.send(message, fds)
+        except ConnectionLost:
+            # Stuck rather than dead: make it dead, so that the receiver sees it.
+            if self._process is not None and self._process.poll() is None:
+                self._process.kill()
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+    def make_slot(self, size: int) -> tuple[int, Slot]:
+        self._check()
+        number = max(self._slots, default=-1) + 1
+        deadline = Deadline(_SLOT_S)
+        with self._answered:
+            self._answers.clear()
+        self._send(MakeSlot(number, size))
+        with self._answered:
+            while not self._answers:
+                if not self._answered.wait(deadline.remaining()):
+                    raise DeadlineError(f"the vault did not make a slot of {size:,} bytes in time")
+            kind, (reply, fds) = self._answers.popitem()
+        if isinstance(reply, SlotReady) and fds:
+            slot = Slot.adopt(fds[0], reply.size)
+            slot.populate()  # map the pages here too: they exist, so this is quick
+            with self._lock:
+                self._slots[number] = slot
+            return number, slot
+        message = reply.message if isinstance(reply, Refused) else f"unexpected {kind}"
+        raise VaultError(f"the vault made no slot of {size:,} bytes: {message}")
+
+    def drop_slot(self, number: int) -> None:
+        with self._lock:
+            self._slots.pop(number).close()
+            self._send(DropSlot(number))
+
+    def define(self, recipe: Recipe) -> None:
+        self._check()
+        with self._lock:
+            self._recipes[recipe.id] = recipe
+            self._send(Define(recipe))
+
+    def begin(self, order: Order) -> None:
+        self._check()
+        with self._lock:
+            self._pending[order.seq] = _Pending(order)
+            self._send(Begin(order))
+
+    def advance(self, seq: int, upto: int) -> None:
+        with self._lock:
+            pending = self._pending.get(seq)
+            if pending is not None:
+                pending.upto = upto
+                self._send(Ready(seq, upto))
+
+    def staged(self, seq: int) -> None:
+        with self._lock:
+            pending = self._pending.get(seq)
+            if pending is not None:
+                pending.staged = True
+                self._send(Staged(seq))
+
+    def abort(self, seq: int, reason: str) -> None:
+        with self._lock:
+            if seq in self._pending:
+                self._send(Abort(seq, reason))
+
+    def close(self, timeout_s: float) -> bool:
+        self._closing = True
+        self._send(Bye())
+        # The vault closes the connection once everything staged is on disk.
+        self._receiver.join(timeout_s)
+        finished = not self._receiver.is_alive()
+        if self._process is not None:
+            try:
+                self._process.wait(5.0 if finished else 0.0)
+            except subprocess.TimeoutExpired:
+                log.warning("the vault (pid %s) is still saving and goes on alone", self.pid)
+                self._process.returncode = 0  # it outlives this process by design; do not wait
+        self._frames.close()
+        for slot in self._slots.values():
+            with contextlib.suppress(BufferError):
+                slot.close()
+        self._slots.clear()
+        return finished
+
+
+def _attached(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(_START_S)
+    try:
+        sock.connect(path)
+    except OSError as error:
+        sock.close()
+        raise VaultError(
+            f"no vault answers at {path}: {error.strerror or error}",
+            hint="start one with `python -m holdfast.vault --listen PATH`",
+        ) from error
+    return sock

@@ -1,0 +1,146 @@
+"""What trainer and vault say to each other.
+
+    trainer                         vault
+    Hello ------------------------>  (root, rank, world, agreement)
+          <------------------------ Welcome
+    MakeSlot / AdoptSlot(+fd) ---->
+          <------------------------ SlotReady(+fd)
+    Define(recipe) --------------->  what a save of this tree consists of; kept until redefined
+    Begin(save, slot) ------------>  files are reserved
+    Ready(upto) ... -------------->  bytes below `upto` lie in the slot: they are hashed and written
+    Staged ----------------------->  all bytes are there: from here the trainer may die
+          <------------------------ Accepted
+          <------------------------ Done(outcome)
+    Abort ------------------------>  drop a save that is not staged
+    Bye -------------------------->  finish what is staged, then end
+
+Losing the connection means the trainer died: staged saves are finished, others dropped, then the vault ends.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.format import ArrayEntry, SaveId, ScalarEntry, Slice
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """Everything about a save that does not change from step to step."""
+
+    id: int
+    part: int
+    size: int
+    slices: tuple[Slice, ...]
+    arrays: tuple[ArrayEntry, ...]
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One save."""
+
+    seq: int
+    recipe: int
+    slot: int
+    save: SaveId
+    created: float
+    scalars: tuple[ScalarEntry, ...]
+    meta: bytes
+    overwrite: bool = False
+    deadline_s: float = 600.0
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a save ended. `kind` is the name of the error class, empty if it is committed."""
+
+    nbytes: int = 0
+    seconds: float = 0.0
+    kind: str = ""
+    message: str = ""
+    hint: str | None = None
+
+    @property
+    def committed(self) -> bool:
+        return not self.kind
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    root: str
+    rank: int
+    world: int
+    agreement: str
+    threads: int
+    journal: str | None
+    recycle: bool
+
+
+class MakeSlot(msgspec.Struct, frozen=True, tag=True):
+    slot: int
+    size: int
+
+
+class AdoptSlot(msgspec.Struct, frozen=True, tag=True):
+    slot: int
+    size: int
+
+
+class DropSlot(msgspec.Struct, frozen=True, tag=True):
+    slot: int
+
+
+class Define(msgspec.Struct, frozen=True, tag=True):
+    recipe: Recipe
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    order: Order
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    seq: int
+    upto: int
+
+
+class Staged(msgspec.Struct, frozen=True, tag=True):
+    seq: int
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    seq: int
+    reason: str
+
+
+class Bye(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+Request = Hello | MakeSlot | AdoptSlot | DropSlot | Define | Begin | Ready | Staged | Abort | Bye
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    pid: int
+
+
+class SlotReady(msgspec.Struct, frozen=True, tag=True):
+    slot: int
+    size: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A request could not be served; the connection goes on."""
+
+    kind: str
+    message: str
+    hint: str | None
+
+
+class Accepted(msgspec.Struct, frozen=True, tag=True):
+    """The save is staged: it no longer needs the trainer."""
+
+    seq: int
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    seq: int
+    outcome: Outcome
+
+
+Reply = Welcome | SlotReady | Refused | Accepted | Done

@@ -1,0 +1,266 @@
+"""From a slot to disk: hash and write the blocks of a part as they are staged, then commit.
+
+States of a job: queued -> writing -> synced -> voted -> decided -> committed | failed. It may be aborted
+while it is not staged. Blocks are hashed once and written in parallel as soon as the watermark has passed
+them. A failure at any point removes the job's own files and leaves every committed step as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from typing import final
+
+from holdfast import faults, journal
+from holdfast.clock import Deadline
+from holdfast.coord import Agreement
+from holdfast.errors import DeadlineError, HoldfastError, SaveError
+from holdfast.format import (
+    VERSION,
+    PartFile,
+    PartIndex,
+    block_digest,
+    block_range,
+    block_seed,
+    data_name,
+    encode_index,
+    index_name,
+    num_blocks,
+    step_folder,
+)
+from holdfast.storage import LocalStore, PartWriter
+from holdfast.vault.commit import Commit, existing_step
+from holdfast.vault.messages import Order, Outcome, Recipe
+from holdfast.vault.recycling import take_recycled
+
+log = logging.getLogger("holdfast.vault")
+
+
+class _Aborted(HoldfastError):
+    """The save was dropped before it was staged."""
+
+
+@final
+class Job:
+    """One save on its way to disk. `image` is the part file, byte for byte, as it fills up."""
+
+    def __init__(self, order: Order, recipe: Recipe, image: memoryview) -> None:
+        self.order = order
+        self.recipe = recipe
+        self.image = image[: recipe.size]
+        self.staged = False
+        self._upto = 0
+        self._aborted: str | None = None
+        self._changed = threading.Condition()
+
+    def advance(self, upto: int) -> None:
+        """All bytes below `upto` lie in the image."""
+        with self._changed:
+            self._upto = max(self._upto, upto)
+            self._changed.notify_all()
+
+    def stage(self) -> None:
+        """All bytes lie in the image; the save can no longer be aborted."""
+        with self._changed:
+            self.staged = True
+            self._upto = self.recipe.size
+            self._changed.notify_all()
+
+    def abort(self, reason: str) -> None:
+        """Drop the save unless it is staged."""
+        with self._changed:
+            if not self.staged:
+                self._aborted = reason
+                self._changed.notify_all()
+
+    def wait(self, upto: int, deadline: Deadline) -> None:
+        """Return once all bytes below `upto` are staged."""
+        with self._changed:
+            while self._upto < upto or self._aborted is not None:
+                if self._aborted is not None:
+                    raise _Aborted(self._aborted)
+                if not self._changed.wait(deadline.remaining()):
+                    raise DeadlineError(
+                        f"the trainer staged {self._upto:,} of {self.recipe.size:,} bytes of step "
+                        f"{self.order.save.step} and then stopped"
+                    )
+
+
+@final
+class Persister:
+    """Writes and commits jobs in the order they are submitted, on its own threads."""
+
+    def __init__(
+        self,
+        store: LocalStore,
+        agreement: Agreement,
+        *,
+        on_done: Callable[[int, Outcome], None],
+        journal: journal.Journal | None = None,
+        threads: int = 4,
+        recycle: bool = True,
+    ) -> None:
+        self._store = store
+        self._agreement = agreement
+        self._on_done = on_done
+        self._journal = journal
+        self._threads = threads
+        self._recycle = recycle
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._idle = threading.Condition()
+        self._pending = 0
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-write")
+        self._runner = threading.Thread(target=self._run, name="holdfast-persist", daemon=True)
+        self._runner.start()
+
+    def submit(self, job: Job) -> None:
+        """Take a job; `on_done` is called once when it is committed or failed."""
+        with self._idle:
+            self._pending += 1
+        self._jobs.put(job)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until every job is over; False if time runs out first."""
+        with self._idle:
+            return self._idle.wait_for(lambda: self._pending == 0, timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Drain, then end the threads; False if a job was still running."""
+        drained = self.drain(timeout_s)
+        self._jobs.put(None)
+        if drained:
+            self._runner.join(timeout_s)
+        self._pool.shutdown(wait=drained, cancel_futures=not drained)
+        return drained
+
+    def _run(self) -> None:
+        # The timeout only bounds one look at the queue: an idle persister waits for its next job.
+        while True:
+            try:
+                job = self._jobs.get(timeout=60.0)
+            except queue.Empty:
+                continue
+            if job is None:
+                return
+            outcome = self._persist(job)
+            job.image.release()
+            self._on_done(job.order.seq, outcome)
+            with self._idle:
+                self._pending -= 1
+                self._idle.notify_all()
+
+    def _persist(self, job: Job) -> Outcome:
+        started = time.monotonic()
+        order = job.order
+        commit = Commit(self._store, self._agreement, job.order, job.recipe)
+        try:
+            faults.site("vault.begin")
+            replaced = existing_step(self._store, order) if self._agreement.rank == 0 else None
+            # The writer keeps its lock until the step is committed: a cleaning elsewhere must not
+            # take the part for a leftover while this rank waits for the others.
+            with closing(self._open(job)) as writer:
+                commit.run(self._write(job, writer), replaced)
+        # Whatever goes wrong in a save, including a bug of ours, must reach the handle and must not
+        # end the vault: the next save may well succeed.
+        except Exception as error:
+            with suppress(Exception):
+                commit.withdraw(str(error))
+            self._discard(job)
+            return _failure(error)
+        return Outcome(nbytes=job.recipe.size, seconds=time.monotonic() - started)
+
+    def _open(self, job: Job) -> PartWriter:
+        """The part file of this job, its space reserved."""
+        save, recipe = job.order.save, job.recipe
+        folder = step_folder(save.step)
+        self._store.make_folder(folder)
+        recycled = take_recycled(self._store, recipe.part, recipe.size) if self._recycle else None
+        name = data_name(recipe.part, save.attempt)
+        writer = self._store.write_part(folder, name, size=recipe.size, recycled=recycled)
+        faults.site("vault.reserved")
+        return writer
+
+    def _write(self, job: Job, writer: PartWriter) -> bytes:
+        """Write and sync this rank's part and index; returns the index."""
+        order, recipe = job.order, job.recipe
+        folder, attempt = step_folder(order.save.step), order.save.attempt
+        digests = self._write_blocks(job, writer)
+        writer.sync()
+        faults.site("vault.part.synced")
+        name = data_name(recipe.part, attempt)
+        part_file = PartFile(name=name, size=recipe.size, blocks=digests.hex())
+        index = encode_index(
+            PartIndex(
+                version=VERSION,
+                save=order.save,
+                part=recipe.part,
+                files=(part_file,),
+                slices=recipe.slices,
+            )
+        )
+        # A vault that replaces a dead one writes the same bytes again, hence not `create`. The folder
+        # sync in it also makes the part's own name durable.
+        self._store.replace(folder, index_name(recipe.part, attempt), data=index)
+        faults.site("vault.index.written")
+        return index
+
+    def _write_blocks(self, job: Job, writer: PartWriter) -> bytes:
+        deadline = Deadline(job.order.deadline_s)
+        digests: list[bytes] = []
+        running: deque[Future[bytes]] = deque()
+        try:
+            for block in range(num_blocks(job.recipe.size)):
+                begin, end = block_range(block, job.recipe.size)
+                job.wait(end, deadline)
+                running.append(self._pool.submit(self._write_block, job, writer, block, begin, end))
+                while len(running) > 2 * self._threads or (running and running[0].done()):
+                    digests.append(running.popleft().result(deadline.remaining()))
+            digests.extend(future.result(deadline.remaining()) for future in _drained(running))
+        finally:
+            # No thread may touch the file or the slot once this save is given up.
+            for future in running:
+                future.cancel()
+            for future in running:
+                if not future.cancelled():
+                    future.exception(deadline.remaining() + 60.0)
+        return b"".join(digests)
+
+    def _write_block(self, job: Job, writer: PartWriter, block: int, begin: int, end: int) -> bytes:
+        data = job.image[begin:end]
+        seed = block_seed(job.order.save, job.recipe.part, block)
+        found = block_digest(data, seed)
+        writer.write(data, begin)
+        faults.site("vault.block.written")
+        return found
+
+    def _discard(self, job: Job) -> None:
+        """Remove what this job wrote; leftovers are cleaned at the next start."""
+        folder, attempt = step_folder(job.order.save.step), job.order.save.attempt
+        with suppress(HoldfastError):
+            self._store.remove(folder, data_name(job.recipe.part, attempt))
+            self._store.remove(folder, index_name(job.recipe.part, attempt))
+            if not self._store.names(folder):
+                self._store.remove_folder(folder)
+
+
+def _drained(running: deque[Future[bytes]]) -> Iterator[Future[bytes]]:
+    while running:
+        yield running.popleft()
+
+
+def _failure(error: Exception) -> Outcome:
+    if isinstance(error, HoldfastError):
+        kind = "SaveError" if isinstance(error, _Aborted) else type(error).__name__
+        return Outcome(kind=kind, message=error.message, hint=error.hint)
+    log.error("a save failed in an unforeseen way", exc_info=error)
+    return Outcome(
+        kind=SaveError.__name__,
+        message=f"{type(error).__name__}: {error}",
+        hint="this is a defect in Holdfast; the log of the vault has the traceback",
+    )

@@ -1,0 +1,138 @@
+"""Framed, typed messages over a connected Unix socket, with file descriptors alongside.
+
+A frame is a 4-byte little-endian length and that many bytes of MessagePack. The length is checked before
+memory is taken. A peer that breaks the rules costs itself the connection: every violation ends it.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import struct
+import threading
+from typing import Final, Generic, TypeVar, final
+
+import msgspec
+
+from holdfast.clock import Deadline
+from holdfast.errors import DeadlineError, HoldfastError
+
+MAX_FRAME: Final = 256 << 20
+_MAX_FDS: Final = 16
+_LENGTH: Final = struct.Struct("<I")
+
+Message = TypeVar("Message")
+
+
+class ConnectionLost(HoldfastError):
+    """The peer is gone or broke the framing; the connection is closed."""
+
+
+@final
+class FrameSocket(Generic[Message]):
+    """One end of a connection. `send` from any thread, `receive` from one."""
+
+    def __init__(self, sock: socket.socket, kind: type[Message], *, max_frame: int = MAX_FRAME) -> None:
+        # Timeouts belong to a Python socket object, so the two directions need one each.
+        self._sock = sock
+        self._inward = sock.dup()
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._max_frame = max_frame
+        self._sending = threading.Lock()
+        self._pending = bytearray()
+        self._fds: list[int] = []
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, message: object, fds: tuple[int, ...] = (), *, timeout_s: float = 30.0) -> None:
+        """Send one message; the descriptors arrive duplicated with it.
+
+        Blocks: until the peer has read enough, `timeout_s` at most. Fails: ConnectionLost.
+        """
+        body = self._encoder.encode(message)
+        frame = memoryview(_LENGTH.pack(len(body)) + body)
+        deadline = Deadline(timeout_s)
+        with self._sending:
+            try:
+                self._sock.settimeout(timeout_s)
+                if fds:
+                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                    frame = frame[self._sock.sendmsg([frame], rights) :]
+                while frame:
+                    self._sock.settimeout(max(0.001, deadline.remaining()))
+                    frame = frame[self._sock.send(frame) :]
+            except TimeoutError as error:
+                # A half-sent frame cannot be taken back, so the connection is over.
+                self.shutdown()
+                raise ConnectionLost(f"the peer read nothing for {timeout_s:g} s") from error
+            except OSError as error:
+                raise ConnectionLost(f"the peer is gone: {error.strerror or error}") from error
+
+    def receive(self, *, timeout_s: float) -> tuple[Message, list[int]]:
+        """The next message and the descriptors sent with it.
+
+        Blocks: `timeout_s` at most (DeadlineError). Fails: ConnectionLost at the end of the stream.
+        """
+        deadline = Deadline(timeout_s)
+        while True:
+            frame = self._frame()
+            if frame is not None:
+                fds, self._fds = self._fds, []
+                try:
+                    return self._decoder.decode(frame), fds
+                except msgspec.MsgspecError as error:
+                    self.shutdown()
+                    raise ConnectionLost(f"the peer sent a message that is none: {error}") from error
+            self._fill(deadline)
+
+    def _frame(self) -> bytes | None:
+        if len(self._pending) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._pending)
+        if length > self._max_frame:
+            self.shutdown()
+            raise ConnectionLost(f"the peer announced a frame of {length:,} bytes")
+        end = _LENGTH.size + length
+        if len(self._pending) < end:
+            return None
+        frame = bytes(self._pending[_LENGTH.size : end])
+        del self._pending[:end]
+        return frame
+
+    def _fill(self, deadline: Deadline) -> None:
+        remaining = deadline.remaining()
+        if remaining <= 0:
+            raise DeadlineError("no message arrived in time")
+        try:
+            self._inward.settimeout(remaining)
+            data, ancillary, _, _ = self._inward.recvmsg(1 << 18, socket.CMSG_SPACE(4 * _MAX_FDS))
+        except TimeoutError as error:
+            raise DeadlineError("no message arrived in time") from error
+        except OSError as error:
+            raise ConnectionLost(f"the connection broke: {error.strerror or error}") from error
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(payload[: len(payload) // received.itemsize * received.itemsize])
+                self._fds.extend(received)
+        if not data:
+            raise ConnectionLost("the peer closed the connection")
+        self._pending += data
+
+    def shutdown(self) -> None:
+        """End the connection; a blocked `receive` returns at once."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Release the socket and any descriptor that nobody took."""
+        self.shutdown()
+        self._sock.close()
+        self._inward.close()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
