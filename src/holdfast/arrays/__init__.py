@@ -11,6 +11,7 @@ from holdfast.arrays.protocols import (
     Description,
     FlatTree,
     Memory,
+    Placement,
     Sink,
     adapters,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Layout",
     "Memory",
     "Move",
+    "Placement",
     "Plan",
     "PlanCache",
     "Sink",

@@ -10,7 +10,7 @@ import numpy as np
 from holdfast.arrays.dtypes import dtype as dtype_of
 from holdfast.arrays.layout import ArrayLayout
 from holdfast.arrays.names import flatten
-from holdfast.arrays.protocols import Bytes1D, Description, FlatTree, Memory
+from holdfast.arrays.protocols import Description, FlatTree, Memory, Placement
 
 
 def _describe(leaf: Any, world: int) -> Description:
@@ -22,18 +22,19 @@ def _describe(leaf: Any, world: int) -> Description:
 
 @final
 class NumpySink:
-    """Makes a numpy array, or a numpy scalar where the template has one."""
+    """Asks for a numpy array, or for a numpy scalar where the template has one."""
 
     def __init__(self, leaf: Any, world: int) -> None:
         self.description = _describe(leaf, world)
-        self._scalar = isinstance(leaf, np.generic)
+        self.scalar = isinstance(leaf, np.generic)
 
-    def place(self, boxes: dict[int, Bytes1D], *, alias: bool) -> Any:
-        layout = self.description.layout
-        array = boxes[0].view(dtype_of(layout.dtype).numpy).reshape(layout.shape)
-        if self._scalar:
-            return array[()]
-        return array if alias else array.copy()
+
+def _placed(placement: Placement) -> Any:
+    layout = placement.sink.description.layout
+    array = placement.boxes[0].view(dtype_of(layout.dtype).numpy).reshape(layout.shape)
+    if placement.sink.scalar:
+        return array[()]
+    return array if placement.alias else array.copy()
 
 
 @final
@@ -68,6 +69,9 @@ class NumpyAdapter:
 
     def sink(self, leaf: Any, rank: int, world: int) -> NumpySink:
         return NumpySink(leaf, world)
+
+    def place(self, batch: Sequence[Placement]) -> list[Any]:
+        return [_placed(placement) for placement in batch]
 
 
 NUMPY = NumpyAdapter()

@@ -71,16 +71,20 @@ class Source(Protocol):
 
 
 class Sink(Protocol):
-    """How one array of a template is made from bytes."""
+    """What one leaf of a template asks for."""
 
     description: Description
 
-    def place(self, boxes: dict[int, Bytes1D], *, alias: bool) -> Any:
-        """The array, from the bytes of its local boxes, in the dtype of the description.
 
-        `alias` says that the memory is this array's own and may be kept; otherwise it must be copied.
-        """
-        ...
+class Placement(NamedTuple):
+    """The bytes of the local boxes of one array, in the dtype of its sink.
+
+    `alias` says that the memory is this array's own and may be kept; otherwise it must be copied.
+    """
+
+    sink: Any
+    boxes: dict[int, Bytes1D]
+    alias: bool
 
 
 class Adapter(Source, Protocol):
@@ -98,6 +102,10 @@ class Adapter(Source, Protocol):
 
     def sink(self, leaf: Any, rank: int, world: int) -> Sink:
         """The sink for a template leaf."""
+        ...
+
+    def place(self, batch: Sequence[Placement]) -> list[Any]:
+        """The arrays made from a batch of bytes, one for each of this adapter's sinks in it."""
         ...
 
 

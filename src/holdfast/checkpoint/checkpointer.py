@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, final
 
@@ -15,11 +15,19 @@ import msgspec
 
 from holdfast import journal
 from holdfast.arrays import NUMPY, adapters
-from holdfast.checkpoint import retention, steps, upkeep
+from holdfast.checkpoint import retention, upkeep
 from holdfast.checkpoint.handle import SaveHandle
 from holdfast.checkpoint.loading import LoadOptions, LoadReport, Rename, StepLoad
 from holdfast.checkpoint.saver import OnError, Saver, SaverConfig
 from holdfast.checkpoint.slots import OnBusy
+from holdfast.checkpoint.steps import (
+    PINS,
+    StepInfo,
+    committed_steps,
+    readable_steps,
+    step_info,
+    step_manifest,
+)
 from holdfast.clock import Deadline
 from holdfast.errors import (
     CorruptError,
@@ -32,7 +40,7 @@ from holdfast.errors import (
 )
 from holdfast.format import Problem, check_meta, step_folder, verify_step
 from holdfast.storage import Files, LocalStore
-from holdfast.vault import WORK
+from holdfast.vault import WORK, Crew
 
 log = logging.getLogger("holdfast.checkpoint")
 
@@ -118,7 +126,7 @@ class Checkpointer:
         self._events: Any = None
         self._saver: Saver | None = None
         self._lock = threading.Lock()
-        self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="holdfast-upkeep")
+        self._upkeep = Crew(1, "holdfast-upkeep")
         self._closed = False
         self.last_load: LoadReport | None = None
 
@@ -141,7 +149,7 @@ class Checkpointer:
         `meta` is JSON; retention reads "samples" and "metrics" in it. A step that exists and verifies is
         replaced only with `overwrite`.
         """
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        if type(step) is not int or step < 0:
             raise UsageError(f"{step!r} is not a step", hint="steps are whole numbers from 0")
         encoded = msgspec.json.encode(check_meta(meta or {}))
         handle = SaveHandle(step)
@@ -185,6 +193,7 @@ class Checkpointer:
                     events=self._opened_journal(),
                     on_commit=self._committed,
                 )
+                atexit.register(self._exit)
             return self._saver
 
     def _who(self) -> tuple[int, int]:
@@ -269,7 +278,7 @@ class Checkpointer:
         problem: HoldfastError | None = None
         for store in (self._store, *self._copies):
             try:
-                candidate = steps.step_manifest(store, step)
+                candidate = step_manifest(store, step)
             except HoldfastError as error:
                 problem = problem or error
                 continue
@@ -289,7 +298,7 @@ class Checkpointer:
             journal.BlockBad(
                 file=os.path.join(root, error.file or ""),
                 block=error.block or 0,
-                arrays=list(error.arrays),
+                arrays=error.arrays,
                 reason=error.message,
             )
         )
@@ -307,16 +316,16 @@ class Checkpointer:
 
     def steps(self) -> list[int]:
         """The committed steps, ascending, in this folder or one of its copies."""
-        found = {s for store in (self._store, *self._copies) for s in steps.committed_steps(store)}
+        found = {s for store in (self._store, *self._copies) for s in committed_steps(store)}
         return sorted(found)
 
     def latest(self) -> int | None:
         """The newest committed step."""
         return max(self.steps(), default=None)
 
-    def info(self, step: int | None = None) -> steps.StepInfo:
+    def info(self, step: int | None = None) -> StepInfo:
         """What a step is, from its manifest alone: size, time, metadata."""
-        return steps.step_info(self._store, self._existing(step))
+        return step_info(self._store, self._existing(step))
 
     def metadata(self, step: int | None = None) -> dict[str, Any]:
         """The user's metadata of a step."""
@@ -333,19 +342,19 @@ class Checkpointer:
         """Keep a step whatever the retention policy says."""
         self._existing(step)
         self._store.make_folder(WORK)
-        self._store.make_folder(WORK, steps.PINS)
-        self._store.create(WORK, steps.PINS, step_folder(step), data=b"")
+        self._store.make_folder(WORK, PINS)
+        self._store.create(WORK, PINS, step_folder(step), data=b"")
 
     def unpin(self, step: int) -> None:
         """Leave a step to the retention policy again."""
-        self._store.remove(WORK, steps.PINS, step_folder(step))
+        self._store.remove(WORK, PINS, step_folder(step))
 
     def prune(self, *, dry_run: bool = False) -> list[int]:
         """Remove the steps that the policy does not keep; returns them.
 
         The newest step and pinned ones always stay, and so does a step whose manifest cannot be read.
         """
-        infos, _ = steps.readable_steps(self._store)
+        infos, _ = readable_steps(self._store)
         removed = []
         for step in retention.doomed(infos, self._policy, now=time.time()):
             if not dry_run:
@@ -383,11 +392,12 @@ class Checkpointer:
         Fails: DeadlineError if saves are still under way at the end of the time; a vault then finishes them
         alone. With `on_error="raise"` the failure of a save that was not seen yet is raised here.
         """
+        atexit.unregister(self._exit)
         with self._lock:
             self._closed = True
             saver, self._saver = self._saver, None
         finished = saver.close(timeout_s) if saver is not None else True
-        self._upkeep.shutdown(wait=True)
+        self._upkeep.close(timeout_s)
         if self._events is not None:
             self._events.close(timeout_s=5.0)
         if not finished:
@@ -397,6 +407,15 @@ class Checkpointer:
             )
         if saver is not None:
             saver.check()
+
+    def _exit(self) -> None:
+        """At the end of a program that did not close: a vault can be left to finish, threads cannot."""
+        alone = self._saver is not None and self._saver.survives_trainer
+        try:
+            self.close(2.0 if alone else self._deadline_s)
+        except HoldfastError as error:
+            if not alone:
+                log.warning("%s", error)
 
     def __enter__(self) -> Self:
         return self
@@ -413,7 +432,8 @@ class Checkpointer:
         return iter(self.steps())
 
     def _opened_journal(self) -> journal.Journal | None:
-        if self._events is None and self._journal_path is not None:
+        # Looking into a folder that is not there must not make it.
+        if self._events is None and self._journal_path is not None and os.path.isdir(self._store.root):
             self._events = journal.Journal(self._journal_path, component="trainer")
         found: journal.Journal | None = self._events
         return found

@@ -14,12 +14,13 @@ from typing import Any, final
 import numpy as np
 
 from holdfast.arrays import (
+    NUMPY,
     Adapter,
     ArrayLayout,
-    Bytes1D,
     Description,
     FlatTree,
     Layout,
+    Placement,
     Sink,
     adapters,
     match,
@@ -72,10 +73,18 @@ class LoadReport:
     hash_s: float
 
 
+class _Stored:
+    """An array of the checkpoint as its own template."""
+
+    def __init__(self, entry: ArrayEntry) -> None:
+        self.shape = entry.shape
+        self.dtype = dtype_of(entry.dtype).numpy
+
+
 class _Wanted:
     """One leaf of the template that is to be loaded."""
 
-    __slots__ = ("at", "cast_from", "entry", "name", "scalar", "sink")
+    __slots__ = ("adapter", "at", "cast_from", "entry", "name", "scalar", "sink")
 
     def __init__(self, at: int, name: str) -> None:
         self.at = at
@@ -83,21 +92,8 @@ class _Wanted:
         self.entry: ArrayEntry | None = None
         self.scalar: ScalarEntry | None = None
         self.sink: Sink | None = None
+        self.adapter: Adapter = NUMPY
         self.cast_from: str | None = None
-
-
-@final
-class _CheckpointSink:
-    """A sink for loads without a template: numpy, as stored."""
-
-    def __init__(self, entry: ArrayEntry, world: int) -> None:
-        layout = ArrayLayout.whole(entry.dtype, entry.shape, holders=tuple(range(world)))
-        self.description = Description(layout, (0,), kind=entry.kind, impl=entry.impl)
-
-    def place(self, boxes: dict[int, Bytes1D], *, alias: bool) -> Any:
-        layout = self.description.layout
-        array = boxes[0].view(dtype_of(layout.dtype).numpy).reshape(layout.shape)
-        return array if alias else array.copy()
 
 
 @final
@@ -184,7 +180,9 @@ class StepLoad:
     def _attach(self, one: _Wanted, leaf: Any, known: Sequence[Adapter], own: bool) -> str | None:
         """Give `one` its sink; returns what is wrong with the template leaf."""
         if own:
-            one.sink = _CheckpointSink(one.entry, self._world) if one.entry is not None else None
+            # Without a template everything comes back in numpy, as stored; a key as its data.
+            if one.entry is not None:
+                one.sink = NUMPY.sink(_Stored(one.entry), self._rank, self._world)
             return None
         adapter = adapter_of(leaf, known)
         if (adapter is None) != (one.entry is None):
@@ -193,6 +191,7 @@ class StepLoad:
             return f"the template has {wants}, the checkpoint {has}"
         if adapter is None or one.entry is None:
             return None
+        one.adapter = adapter
         one.sink = adapter.sink(leaf, self._rank, self._world)
         return self._compare(one, one.sink.description, one.entry)
 
@@ -306,36 +305,47 @@ class StepLoad:
         destinations: dict[str, dict[int, Destination]],
         leaves: list[Any],
     ) -> None:
-        """Hand every array to its sink as soon as all its boxes are whole."""
+        """Hand arrays to their adapters, in batches, as soon as all their boxes are whole."""
         waiting = {name: len(boxes) for name, boxes in destinations.items()}
         touched = {id(d) for block in blocks for _, d in block.copies}
-        for name, boxes in list(destinations.items()):
+        whole: list[str] = []
+        for name, boxes in destinations.items():
             waiting[name] -= sum(id(box) not in touched for box in boxes.values())
             if not waiting[name]:  # zero-size: nothing will be read for it
-                self._finish(name, destinations, leaves)
-        for whole in pipeline.run(blocks):
-            name = self._wanted[whole.array].name
-            waiting[name] -= 1
-            if not waiting[name]:
-                self._finish(name, destinations, leaves)
+                whole.append(name)
+        self._finish(whole, destinations, leaves)
+        for batch in pipeline.run(blocks):
+            whole = []
+            for destination in batch:
+                name = self._wanted[destination.array].name
+                waiting[name] -= 1
+                if not waiting[name]:
+                    whole.append(name)
+            self._finish(whole, destinations, leaves)
 
     def _finish(
-        self,
-        name: str,
-        destinations: dict[str, dict[int, Destination]],
-        leaves: list[Any],
+        self, names: list[str], destinations: dict[str, dict[int, Destination]], leaves: list[Any]
     ) -> None:
-        boxes = destinations.pop(name)  # drops the loader's hold: the array owns its memory now
-        one = self._by_name[name]
+        batches: dict[int, tuple[Adapter, list[int], list[Placement]]] = {}
+        for name in names:
+            boxes = destinations.pop(name)  # drops the loader's hold: the array owns its memory now
+            one = self._by_name[name]
+            _, at, batch = batches.setdefault(id(one.adapter), (one.adapter, [], []))
+            at.append(one.at)
+            batch.append(self._placement(one, boxes))
+        for adapter, at, batch in batches.values():
+            for index, leaf in zip(at, adapter.place(batch), strict=True):
+                leaves[index] = leaf
+
+    def _placement(self, one: _Wanted, boxes: dict[int, Destination]) -> Placement:
         assert one.sink is not None
-        alias = all(box.owned for box in boxes.values())
         data = {number: box.data for number, box in boxes.items()}
-        if one.cast_from is not None:
-            wanted = dtype_of(one.sink.description.layout.dtype).numpy
-            stored = dtype_of(one.cast_from).numpy
-            data = {n: d.view(stored).astype(wanted).view(np.uint8) for n, d in data.items()}
-            alias = False
-        leaves[one.at] = one.sink.place(data, alias=alias)
+        if one.cast_from is None:
+            return Placement(one.sink, data, all(box.owned for box in boxes.values()))
+        wanted = dtype_of(one.sink.description.layout.dtype).numpy
+        stored = dtype_of(one.cast_from).numpy
+        cast = {n: d.view(stored).astype(wanted).view(np.uint8) for n, d in data.items()}
+        return Placement(one.sink, cast, alias=False)
 
 
 def _kind(kind: str, impl: str | None) -> str:

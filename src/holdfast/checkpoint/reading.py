@@ -90,15 +90,15 @@ class BlockPipeline:
         self._stop = threading.Event()
         self.stats = ReadStats()
 
-    def run(self, blocks: Sequence[BlockRead]) -> Iterator[Destination]:
-        """Every destination, as soon as all its bytes have verified.
+    def run(self, blocks: Sequence[BlockRead]) -> Iterator[list[Destination]]:
+        """The destinations of each block that completes any, as soon as all their bytes have verified.
 
         Fails: CorruptError naming file, block and arrays, if no copy of a block verifies; StorageError.
         """
         for block in blocks:
             for _, destination in block.copies:
                 destination.missing += 1
-        done: queue.SimpleQueue[Destination | BaseException | None] = queue.SimpleQueue()
+        done: queue.SimpleQueue[list[Destination] | BaseException | None] = queue.SimpleQueue()
         todo: queue.SimpleQueue[BlockRead] = queue.SimpleQueue()
         for block in blocks:
             todo.put(block)
@@ -125,7 +125,7 @@ class BlockPipeline:
     def _work(
         self,
         todo: queue.SimpleQueue[BlockRead],
-        done: queue.SimpleQueue[Destination | BaseException | None],
+        done: queue.SimpleQueue[list[Destination] | BaseException | None],
     ) -> None:
         buffer = np.frombuffer(mmap.mmap(-1, BLOCK), np.uint8)
         try:
@@ -135,8 +135,8 @@ class BlockPipeline:
                 except queue.Empty:
                     break
                 self._read(block, buffer)
-                for destination in self._finished(block):
-                    done.put(destination)
+                if whole := self._finished(block):
+                    done.put(whole)
         # Whatever ends a reader must reach the caller, who is waiting for it.
         except BaseException as error:
             done.put(error)

@@ -2,8 +2,8 @@
 
     keep = latest(3) | every(1_000) | best(2, "loss")
 
-A policy is asked with all committed steps, ascending, and answers with those it wants kept. Policies join with
-`|`: a step stays if any of them wants it. Pinned steps and the newest step always stay.
+A policy is asked with all committed steps, ascending, and answers with those it wants kept. Policies join
+with `|`: a step stays if any of them wants it. Pinned steps and the newest step always stay.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def doomed(steps: Sequence[StepInfo], policy: Policy, *, now: float) -> list[int
 
 
 def _positive(what: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if type(value) is not int or value < 1:
         raise UsageError(f"{what}({value!r}): a positive whole number is needed")
     return value
 

@@ -79,6 +79,7 @@ class Saver:
         self._seq = 0
         self._under_way: dict[int, tuple[SaveHandle, int]] = {}
         self._changed = threading.Condition()
+        self._one_at_a_time = threading.Lock()
         self._failure: HoldfastError | None = None
         self._lease = Lease(store, config.rank)
         try:
@@ -117,6 +118,11 @@ class Saver:
         return self._writer.pid if isinstance(self._writer, VaultWriter) else None
 
     @property
+    def survives_trainer(self) -> bool:
+        """Whether staged saves are finished without this process."""
+        return self._writer.survives_trainer
+
+    @property
     def host_bytes(self) -> int:
         """Host memory taken for slots."""
         return self._slots.nbytes
@@ -130,6 +136,10 @@ class Saver:
 
     def save(self, handle: SaveHandle, tree: Any, meta: bytes, overwrite: bool) -> None:
         """Capture a tree; what becomes of it afterwards is on the handle."""
+        with self._one_at_a_time:
+            self._save(handle, tree, meta, overwrite)
+
+    def _save(self, handle: SaveHandle, tree: Any, meta: bytes, overwrite: bool) -> None:
         self._raise_failure()
         self._note(journal.SaveStarted(step=handle.step))
         faults.site("trainer.save.begin")

@@ -54,7 +54,8 @@ def adapter_of(leaf: Any, known: Sequence[Adapter]) -> Adapter | None:
         return NUMPY
     raise TreeError(
         f"a leaf of type {type(leaf).__name__} cannot be stored",
-        hint="store arrays and Python scalars; other state belongs into meta= as JSON",
+        hint="store arrays and Python scalars, in containers that are registered as pytrees if JAX is in "
+        "use; other state belongs into meta= as JSON",
     )
 
 
@@ -111,7 +112,7 @@ class SavePlanner:
         found: list[Hashable] = []
         for leaf in leaves:
             adapter = adapter_of(leaf, known)
-            found.append(type(leaf) if adapter is None else adapter.signature(leaf))
+            found.append(type(leaf).__name__ if adapter is None else adapter.signature(leaf))
         return found
 
     def _make(self, flat: FlatTree) -> SavePlan:
@@ -276,6 +277,6 @@ def _copy_strided(copy: Move, source: int, target: int) -> None:
     # Only the stretch in the file is wrapped, not the slot: the target offset is moved to its start.
     begin, end = copy.target_span()
     _, last = copy.source_span()
-    into = (ctypes.c_uint8 * (end - begin)).from_address(target + begin)
-    out_of = (ctypes.c_uint8 * last).from_address(source)
+    into = memoryview((ctypes.c_uint8 * (end - begin)).from_address(target + begin))
+    out_of = memoryview((ctypes.c_uint8 * last).from_address(source))
     copy.shifted(target=-begin).apply(np.frombuffer(out_of, np.uint8), np.frombuffer(into, np.uint8))

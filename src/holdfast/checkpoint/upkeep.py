@@ -24,12 +24,13 @@ def remove_step(store: LocalStore, step: int, *, recycle: bool = False) -> None:
     store.sync_folder(folder)  # the step is gone before any of its bytes is
     faults.site("trainer.prune.manifest")
     for name in store.names(folder):
-        if recycle and keep_for_recycling(store, folder, name):
-            continue
-        store.remove(folder, name)
+        known = parse_file_name(name) is not None or name.startswith(TEMPORARY)
+        if known and not (recycle and keep_for_recycling(store, folder, name)):
+            store.remove(folder, name)
     faults.site("trainer.prune.parts")
     store.remove(WORK, PINS, folder)
-    store.remove_folder(folder)
+    if not store.names(folder):  # a file that is not ours stays where its owner put it
+        store.remove_folder(folder)
     store.sync_folder()
 
 
@@ -37,7 +38,7 @@ def leftovers(store: LocalStore) -> list[tuple[str, ...]]:
     """The names of files that belong to no committed step and to no live writer."""
     found: list[tuple[str, ...]] = []
     for name in store.names():
-        if name.startswith(TEMPORARY) and not store.is_busy(name):
+        if name.startswith(TEMPORARY) and not store.is_written(name):
             found.append((name,))
         if parse_step_folder(name) is not None:
             found.extend((name, file) for file in _leftover_files(store, name))
@@ -52,12 +53,12 @@ def _leftover_files(store: LocalStore, folder: str) -> list[str]:
         except HoldfastError:
             return []  # a damaged step is evidence, not rubbish: it is replaced or pruned, not swept
     names = store.names(folder)
-    live = {_attempt(name) for name in names if store.is_busy(folder, name)}
+    live = {_attempt(name) for name in names if store.is_written(folder, name)}
     return [
         name
         for name in names
         if name != MANIFEST
-        and not store.is_busy(folder, name)
+        and not store.is_written(folder, name)
         and (
             name.startswith(TEMPORARY)
             or ((of := _attempt(name)) is not None and of != attempt and of not in live)
@@ -91,7 +92,7 @@ def _clean_agreement(store: LocalStore) -> None:
         for folder in store.names()
         if parse_step_folder(folder) is not None
         for name in store.names(folder)
-        if store.is_busy(folder, name)
+        if store.is_written(folder, name)
     }
     for name in store.names(WORK, AGREEMENT):
         topic, _, what = name.rpartition(".")
@@ -108,6 +109,6 @@ def in_flight(store: LocalStore) -> list[int]:
         step = parse_step_folder(name)
         if step is None or store.exists(name, MANIFEST):
             continue
-        if any(store.is_busy(name, file) for file in store.names(name)):
+        if any(store.is_written(name, file) for file in store.names(name)):
             found.append(step)
     return found

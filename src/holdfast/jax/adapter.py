@@ -2,8 +2,8 @@
 
 Aliasing and donation. On CPU the bytes of a shard are read in place, by address, while the caller's reference
 keeps them alive: `np.asarray` would cache a view on the array, and that view silently denies donation to
-later steps. On load, memory that belongs to one array alone is handed to the runtime without a copy; a donated
-alias is copied by the runtime, never written in place.
+later steps. On load, memory that belongs to one array alone is handed to the runtime without a copy; a
+donated alias is copied by the runtime, never written in place.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from functools import lru_cache
 from typing import Any, final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from holdfast.arrays import ArrayLayout, Bytes1D, Description, FlatTree, Memory, join
+from holdfast.arrays import ArrayLayout, Bytes1D, Description, FlatTree, Memory, Placement, join
 from holdfast.arrays import dtype as dtype_of
 from holdfast.errors import TreeError
 
@@ -48,8 +49,15 @@ def _layout(
     )
 
 
+def _donated() -> TreeError:
+    return TreeError(
+        "an array of the tree was donated or deleted",
+        hint="save the state that the step returned, not the one that was passed to it",
+    )
+
+
 def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
 def _logical_axes(sharding: Sharding, ndim: int) -> tuple[str | None, ...] | None:
@@ -64,16 +72,17 @@ def _logical_axes(sharding: Sharding, ndim: int) -> tuple[str | None, ...] | Non
 
 def _key_data_struct(leaf: Any) -> Any:
     """Shape, dtype and sharding of the data of a typed key."""
-    return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+    keys = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # type: ignore[no-untyped-call]
+    return jax.eval_shape(jax.random.key_data, keys)
 
 
 @final
 class JaxSink:
-    """Makes a JAX array with the sharding of a template leaf."""
+    """Asks for a JAX array with the sharding of a template leaf."""
 
     def __init__(self, leaf: Any, world: int) -> None:
         self._impl: str | None = None
-        sharding = getattr(leaf, "sharding", None) or SingleDeviceSharding(jax.devices()[0])
+        sharding = getattr(leaf, "sharding", None) or SingleDeviceSharding(jax.local_devices()[0])
         shape, dtype = tuple(leaf.shape), leaf.dtype
         if _is_key(leaf):
             self._impl = _key_impl(leaf)
@@ -83,24 +92,27 @@ class JaxSink:
         self._sharding = sharding
         layout, self._devices = _layout(sharding, shape, dtype_of(np.dtype(dtype)).name, world)
         local = tuple(0 if devices else -1 for devices in self._devices)
-        kind = "key" if self._impl is not None else "array"
-        self.description = Description(layout, local, kind=kind, impl=self._impl)
+        self.description = Description(
+            layout, local, kind="key" if self._impl is not None else "array", impl=self._impl
+        )
 
-    def place(self, boxes: dict[int, Bytes1D], *, alias: bool) -> Any:
+    def hosts(self, boxes: dict[int, Bytes1D]) -> list[tuple[Any, Any]]:
+        """The host array for each local device."""
         layout = self.description.layout
         numpy_dtype = dtype_of(layout.dtype).numpy
-        on_device = {}
+        found = []
         for box, data in boxes.items():
-            low, high = layout.boxes[box, :, 0], layout.boxes[box, :, 1]
-            host = data.view(numpy_dtype).reshape(tuple((high - low).tolist()))
-            for device in self._devices[box]:
-                on_device[device] = jax.device_put(host, device, may_alias=alias)
-        if len(on_device) == 1 and isinstance(self._sharding, SingleDeviceSharding):
-            (array,) = on_device.values()
-        else:
-            array = jax.make_array_from_single_device_arrays(
-                layout.shape, self._sharding, list(on_device.values())
-            )
+            extents = layout.boxes[box, :, 1] - layout.boxes[box, :, 0]
+            host = data.view(numpy_dtype).reshape(extents.tolist())
+            found += [(host, device) for device in self._devices[box]]
+        return found
+
+    def assembled(self, shards: Sequence[Any]) -> Any:
+        """The array out of its single-device shards."""
+        array = shards[0]
+        if not isinstance(self._sharding, SingleDeviceSharding):
+            shape = self.description.layout.shape
+            array = jax.make_array_from_single_device_arrays(shape, self._sharding, list(shards))
         return array if self._impl is None else jax.random.wrap_key_data(array, impl=self._impl)
 
 
@@ -116,7 +128,7 @@ def _key_sharding(leaf: Any, sharding: Sharding) -> Sharding:
         return sharding
     mesh = sharding.mesh  # type: ignore[attr-defined]
     padded = (*spec, *[None] * (len(leaf.shape) - len(spec)), None)
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*padded))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*padded))  # type: ignore[no-untyped-call]
 
 
 @final
@@ -124,6 +136,9 @@ class JaxAdapter:
     """JAX arrays, typed keys and ShapeDtypeStructs."""
 
     def identity(self) -> tuple[int, int]:
+        # Asking for the process index starts the backends, and with them takes the devices.
+        if not jax.distributed.is_initialized():
+            return 0, 1
         return jax.process_index(), jax.process_count()
 
     def claims(self, leaf: Any) -> bool:
@@ -136,17 +151,14 @@ class JaxAdapter:
             paths, _ = jax.tree_util.tree_flatten_with_path(tree)
             return [join(_key_text(key) for key in path) for path, _ in paths]
 
-        return FlatTree(leaves, structure, names, lambda new: structure.unflatten(new))
+        return FlatTree(leaves, structure, names, lambda new: jax.tree_util.tree_unflatten(structure, new))
 
     def signature(self, leaf: Any) -> Hashable:
         return leaf.shape, leaf.dtype, leaf.sharding
 
     def describe(self, leaf: Any, rank: int, world: int) -> Description:
         if leaf.is_deleted():
-            raise TreeError(
-                "an array of the tree was donated or deleted",
-                hint="save the state that the step returned, not the one that was passed to it",
-            )
+            raise _donated()
         impl = str(jax.random.key_impl(leaf)) if _is_key(leaf) else None
         data = jax.random.key_data(leaf) if impl is not None else leaf
         dtype = dtype_of(np.dtype(data.dtype)).name
@@ -162,13 +174,18 @@ class JaxAdapter:
         )
 
     def ready(self, leaves: Sequence[Any]) -> None:
-        jax.block_until_ready(leaves)
+        try:
+            jax.block_until_ready(leaves)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if any(leaf.is_deleted() for leaf in leaves):
+                raise _donated() from error
+            raise
 
     def memory(self, leaf: Any, ordinal: int) -> Memory:
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        if not isinstance(leaf.dtype, np.dtype):  # a typed key; issubdtype would cost microseconds
             leaf = jax.random.key_data(leaf)
         shard = leaf.addressable_data(ordinal)
-        if _in_host_memory(shard):
+        if _in_host_memory(leaf):
             return Memory(shard.unsafe_buffer_pointer(), shard)
         host = np.ascontiguousarray(np.asarray(shard))
         return Memory(host.__array_interface__["data"][0], host)
@@ -176,17 +193,38 @@ class JaxAdapter:
     def sink(self, leaf: Any, rank: int, world: int) -> JaxSink:
         return JaxSink(leaf, world)
 
+    def place(self, batch: Sequence[Placement]) -> list[Any]:
+        # One call for many arrays: a device_put of its own costs each of them three times as much.
+        shards: dict[int, list[Any]] = {}
+        for alias in (True, False):
+            chosen = [at for at, placement in enumerate(batch) if placement.alias is alias]
+            hosts = [(at, *pair) for at in chosen for pair in batch[at].sink.hosts(batch[at].boxes)]
+            if not hosts:
+                continue
+            data, devices = [host for _, host, _ in hosts], [device for _, _, device in hosts]
+            for (at, _, _), shard in zip(hosts, jax.device_put(data, devices, may_alias=alias), strict=True):
+                shards.setdefault(at, []).append(shard)
+        return [placement.sink.assembled(shards[at]) for at, placement in enumerate(batch)]
+
 
 _ROW_MAJOR = [tuple(range(ndim)) for ndim in range(65)]
 
 
-def _in_host_memory(shard: Any) -> bool:
-    """Whether the bytes of a shard can be read by address: on a CPU device, row-major."""
-    if next(iter(shard.sharding.device_set)).platform != "cpu":
+@lru_cache(maxsize=4096)
+def _on_cpu(sharding: Sharding) -> bool:
+    device: Any = next(iter(sharding.device_set))
+    return bool(device.platform == "cpu")
+
+
+def _in_host_memory(leaf: Any) -> bool:
+    """Whether the bytes of an array's shards can be read by address: on CPU devices, row-major."""
+    if not _on_cpu(leaf.sharding):
         return False
+    if leaf.ndim < 2:
+        return True
     # A program may ask for any dimension order; reading by address is only right for the default one.
-    order: tuple[int, ...] = shard.format.layout.major_to_minor
-    return order == _ROW_MAJOR[shard.ndim]
+    order: tuple[int, ...] = leaf.format.layout.major_to_minor
+    return bool(order == _ROW_MAJOR[leaf.ndim])
 
 
 def _key_text(key: Any) -> str:

@@ -8,10 +8,12 @@ every operation, replay it into a model of a disk, and enumerate what a crash ma
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
 import stat
+import struct
 from collections.abc import Iterator
 
 ALIGN = 4096
@@ -20,6 +22,17 @@ ALIGN = 4096
 Bytes = bytes | bytearray | memoryview
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+
+
+def _flock(shared: bool) -> bytes:
+    return _FLOCK.pack(fcntl.F_RDLCK if shared else fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class Files:
@@ -76,14 +89,22 @@ class Files:
         os.close(fd)
 
     def lock(self, fd: int, *, shared: bool = False) -> bool:
-        """Take the advisory lock without waiting; False if another process holds it."""
+        """Take the advisory lock without waiting; False if somebody else's is in the way.
+
+        The lock belongs to this open descriptor and ends with it, in whatever way the process ends.
+        """
         try:
-            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(shared))
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False
             raise
         return True
+
+    def locked(self, fd: int, *, shared: bool = False) -> bool:
+        """Whether `lock` would be refused. Asks only: probing never gets in a writer's way."""
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(shared))
+        return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
     def make_folder(self, path: str) -> bool:
         """Create one folder; False if it is there already."""
@@ -106,12 +127,28 @@ class Files:
             os.close(fd)
 
     def link(self, source: str, target: str) -> bool:
-        """Give a file a second name; False if `target` exists. Atomic."""
+        """Give a file a second name; False if `target` exists. Atomic.
+
+        Where the file system has no links, the file is renamed instead, and `source` is gone.
+        """
         try:
             os.link(source, target, follow_symlinks=False)
         except FileExistsError:
             return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                raise
+            return self._rename_new(source, target)
         return True
+
+    def _rename_new(self, source: str, target: str) -> bool:
+        paths = os.fsencode(source), os.fsencode(target)
+        if not _libc.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_NOREPLACE):
+            return True
+        failed = ctypes.get_errno()
+        if failed == errno.EEXIST:
+            return False
+        raise OSError(failed, f"neither links nor exclusive renames work here: {os.strerror(failed)}")
 
     def rename(self, source: str, target: str) -> None:
         """Move `source` over `target`. Atomic."""

@@ -10,10 +10,10 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import final
 
-from holdfast.errors import OutOfSpaceError, StorageError, UsageError
+from holdfast.errors import MissingPathError, OutOfSpaceError, StorageError, UsageError
 from holdfast.storage.files import ALIGN, Files
 
 TEMPORARY = ".tmp-"
@@ -35,6 +35,21 @@ class LocalStore:
             if not name or name in (".", "..") or "/" in name or "\0" in name:
                 raise UsageError(f"not a legal name inside a checkpoint folder: {name!r}")
         return os.path.join(self.root, *names)
+
+    def _reached(self, names: Sequence[str]) -> bool:
+        """Whether every folder on the way is one itself, not a link to somewhere else."""
+        return all(self.files.is_folder(self.path(*names[:at])) for at in range(1, len(names)))
+
+    def _checked(self, names: Sequence[str]) -> str:
+        path = self.path(*names)
+        if not self._reached(names):
+            folder = os.path.dirname(path)
+            raise MissingPathError(
+                f"cannot read {path}: {folder} is not a folder",
+                path=path,
+                hint="links inside a checkpoint folder are not followed",
+            )
+        return path
 
     # ---- folders
 
@@ -78,12 +93,12 @@ class LocalStore:
             return self.files.names(path) if self.files.is_folder(path) else []
 
     def exists(self, *names: str) -> bool:
-        """Whether a regular file of that name is there."""
-        return self.files.is_file(self.path(*names))
+        """Whether a regular file of that name is there, reached through folders only."""
+        return self._reached(names) and self.files.is_file(self.path(*names))
 
     def size(self, *names: str) -> int | None:
         """The size of a regular file, or None."""
-        found = self.files.status(self.path(*names))
+        found = self.files.status(self.path(*names)) if self._reached(names) else None
         return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
 
     def free_bytes(self) -> int:
@@ -95,7 +110,7 @@ class LocalStore:
 
     def read(self, *names: str, max_bytes: int) -> bytes:
         """A whole file; refused before any memory is taken if it is larger than `max_bytes`."""
-        path = self.path(*names)
+        path = self._checked(names)
         with self._doing("read", path), self.files.opened(self.files.open_read(path)) as fd:
             size = self.files.size(fd)
             if size > max_bytes:
@@ -113,7 +128,8 @@ class LocalStore:
         with self._doing("create", path):
             temporary = self._write_temporary(path, data)
             created = self.files.link(temporary, path)
-            self.files.unlink(temporary)
+            with suppress(FileNotFoundError):  # gone where a rename had to serve as the link
+                self.files.unlink(temporary)
             self.files.sync_folder(os.path.dirname(path))
         return created
 
@@ -153,15 +169,21 @@ class LocalStore:
         with self._doing("move", path):
             self.files.rename(path, self.path(*target))
 
+    def is_written(self, *names: str) -> bool:
+        """Whether a live process is writing this file."""
+        return self._locked(names, shared=True)
+
     def is_busy(self, *names: str) -> bool:
-        """Whether a live process holds the lock of a file (a writer at work)."""
-        path = self.path(*names)
+        """Whether a live process is writing or reading this file."""
+        return self._locked(names, shared=False)
+
+    def _locked(self, names: Sequence[str], *, shared: bool) -> bool:
         try:
-            fd = self.files.open_read(path)
+            fd = self.files.open_read(self.path(*names))
         except OSError:
             return False
         with self.files.opened(fd):
-            return not self.files.lock(fd)
+            return self.files.locked(fd, shared=shared)
 
     # ---- part files
 
@@ -179,7 +201,7 @@ class LocalStore:
 
     def open_part(self, *names: str, direct: bool = True) -> PartReader:
         """A reader of a part file."""
-        path = self.path(*names)
+        path = self._checked(names)
         with self._doing("open", path):
             return PartReader(self, path, direct=direct)
 

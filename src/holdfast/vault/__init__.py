@@ -6,6 +6,7 @@
 from holdfast.vault.arena import Slot
 from holdfast.vault.client import ThreadWriter, VaultWriter, Writer, outcome_error
 from holdfast.vault.commit import withdraw
+from holdfast.vault.crew import Crew
 from holdfast.vault.messages import Hello, Order, Outcome, Recipe
 from holdfast.vault.recycling import AGREEMENT, WORK, keep_for_recycling
 from holdfast.vault.server import make_agreement
@@ -13,6 +14,7 @@ from holdfast.vault.server import make_agreement
 __all__ = [
     "AGREEMENT",
     "WORK",
+    "Crew",
     "Hello",
     "Order",
     "Outcome",

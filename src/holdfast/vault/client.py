@@ -24,6 +24,7 @@ from holdfast.errors import DeadlineError, HoldfastError, VaultDiedError, VaultE
 from holdfast.storage import LocalStore
 from holdfast.vault.arena import Slot
 from holdfast.vault.messages import (
+    REPLIES,
     Abort,
     Accepted,
     AdoptSlot,
@@ -212,7 +213,7 @@ class VaultWriter:
 
     def _connect(self) -> FrameSocket[Reply]:
         sock = self._spawn() if self._attach is None else _attached(self._attach)
-        frames: FrameSocket[Reply] = FrameSocket(sock, Reply)
+        frames: FrameSocket[Reply] = FrameSocket(sock, REPLIES)
         try:
             frames.send(self._hello)
             reply, _ = frames.receive(timeout_s=_START_S)

@@ -97,6 +97,11 @@ def withdraw(agreement: Agreement, save: SaveId, reason: str) -> None:
     agreement.decide(topic, _ABORT + f"rank {agreement.rank}: {reason}".encode()[:4000])
 
 
+def forget(agreement: Agreement, save: SaveId) -> None:
+    """Free the ballots of a save that is over for all ranks."""
+    agreement.forget(_topic(save))
+
+
 def _topic(save: SaveId) -> str:
     return f"{save.step}.{save.attempt}"
 
@@ -244,5 +249,5 @@ class Commit:
             parsed = parse_file_name(name)
             if parsed is None or parsed.kind == "manifest":
                 continue
-            if parsed.attempt != self._order.save.attempt and not self._store.is_busy(folder, name):
+            if parsed.attempt != self._order.save.attempt and not self._store.is_written(folder, name):
                 self._store.remove(folder, name)

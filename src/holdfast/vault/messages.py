@@ -19,6 +19,8 @@ Losing the connection means the trainer died: staged saves are finished, others 
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from holdfast.format import ArrayEntry, SaveId, ScalarEntry, Slice
@@ -114,6 +116,8 @@ class Bye(msgspec.Struct, frozen=True, tag=True):
 
 Request = Hello | MakeSlot | AdoptSlot | DropSlot | Define | Begin | Ready | Staged | Abort | Bye
 
+REQUESTS: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
+
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     pid: int
@@ -144,3 +148,4 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 Reply = Welcome | SlotReady | Refused | Accepted | Done
+REPLIES: Final[msgspec.msgpack.Decoder[Reply]] = msgspec.msgpack.Decoder(Reply)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from typing import final
 
@@ -25,6 +25,7 @@ from holdfast.format import (
     VERSION,
     PartFile,
     PartIndex,
+    SaveId,
     block_digest,
     block_range,
     block_seed,
@@ -35,7 +36,8 @@ from holdfast.format import (
     step_folder,
 )
 from holdfast.storage import LocalStore, PartWriter
-from holdfast.vault.commit import Commit, existing_step
+from holdfast.vault.commit import Commit, existing_step, forget
+from holdfast.vault.crew import Crew
 from holdfast.vault.messages import Order, Outcome, Recipe
 from holdfast.vault.recycling import take_recycled
 
@@ -115,7 +117,8 @@ class Persister:
         self._jobs: queue.Queue[Job | None] = queue.Queue()
         self._idle = threading.Condition()
         self._pending = 0
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-write")
+        self._over: SaveId | None = None
+        self._crew = Crew(threads, "holdfast-write")
         self._runner = threading.Thread(target=self._run, name="holdfast-persist", daemon=True)
         self._runner.start()
 
@@ -136,7 +139,7 @@ class Persister:
         self._jobs.put(None)
         if drained:
             self._runner.join(timeout_s)
-        self._pool.shutdown(wait=drained, cancel_futures=not drained)
+        self._crew.close(timeout_s if drained else 0.0)
         return drained
 
     def _run(self) -> None:
@@ -150,6 +153,7 @@ class Persister:
                 return
             outcome = self._persist(job)
             job.image.release()
+            self._forget(job)
             self._on_done(job.order.seq, outcome)
             with self._idle:
                 self._pending -= 1
@@ -174,6 +178,13 @@ class Persister:
             self._discard(job)
             return _failure(error)
         return Outcome(nbytes=job.recipe.size, seconds=time.monotonic() - started)
+
+    def _forget(self, job: Job) -> None:
+        """Free the ballots of the save before this one: by now every rank has acted on them."""
+        over, self._over = self._over, job.order.save
+        if over is not None and self._agreement.rank == 0:
+            with suppress(HoldfastError):  # left for the next start to clean
+                forget(self._agreement, over)
 
     def _open(self, job: Job) -> PartWriter:
         """The part file of this job, its space reserved."""
@@ -218,7 +229,7 @@ class Persister:
             for block in range(num_blocks(job.recipe.size)):
                 begin, end = block_range(block, job.recipe.size)
                 job.wait(end, deadline)
-                running.append(self._pool.submit(self._write_block, job, writer, block, begin, end))
+                running.append(self._crew.submit(self._write_block, job, writer, block, begin, end))
                 while len(running) > 2 * self._threads or (running and running[0].done()):
                     digests.append(running.popleft().result(deadline.remaining()))
             digests.extend(future.result(deadline.remaining()) for future in _drained(running))

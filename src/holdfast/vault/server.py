@@ -22,6 +22,7 @@ from holdfast.errors import DeadlineError, HoldfastError, VaultError
 from holdfast.storage import LocalStore
 from holdfast.vault.arena import Slot
 from holdfast.vault.messages import (
+    REQUESTS,
     Abort,
     Accepted,
     AdoptSlot,
@@ -68,7 +69,7 @@ class Session:
     """One trainer's connection: its slots, recipes and jobs."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._frames: FrameSocket[Request] = FrameSocket(sock, Request)
+        self._frames: FrameSocket[Request] = FrameSocket(sock, REQUESTS)
         self._slots: dict[int, Slot] = {}
         self._recipes: dict[int, Recipe] = {}
         self._jobs: dict[int, Job] = {}

@@ -34,11 +34,17 @@ class ConnectionLost(HoldfastError):
 class FrameSocket(Generic[Message]):
     """One end of a connection. `send` from any thread, `receive` from one."""
 
-    def __init__(self, sock: socket.socket, kind: type[Message], *, max_frame: int = MAX_FRAME) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        decoder: msgspec.msgpack.Decoder[Message],
+        *,
+        max_frame: int = MAX_FRAME,
+    ) -> None:
         # Timeouts belong to a Python socket object, so the two directions need one each.
         self._sock = sock
         self._inward = sock.dup()
-        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._decoder = decoder
         self._encoder = msgspec.msgpack.Encoder()
         self._max_frame = max_frame
         self._sending = threading.Lock()
