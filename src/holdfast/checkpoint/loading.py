@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from functools import lru_cache
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from holdfast.arrays import (
     Description,
     FlatTree,
     Layout,
+    Move,
     Placement,
     Sink,
     adapters,
@@ -46,6 +48,9 @@ from holdfast.format import (
     step_folder,
 )
 from holdfast.storage import LocalStore
+
+_MANY: Final = 16
+"""Blocks with at least this many arrays in them are read first."""
 
 Rename = Mapping[str, str] | Callable[[str], str]
 
@@ -216,7 +221,9 @@ class StepLoad:
         """The loaded tree. Fails: CorruptError if a block is bad in every copy."""
         folder = step_folder(self._manifest.save.step)
         target = Layout((one.name, self._target(one)) for one in self._wanted if one.sink)
-        source = Layout((one.name, self._source(one.entry)) for one in self._wanted if one.entry is not None)
+        source = Layout(
+            (one.name, _stored_layout(one.entry)) for one in self._wanted if one.entry is not None
+        )
         copies = plan(source, target, ranks={self._rank})
         parts = {int(p) for array in copies.values() for p in np.unique(array.source_holder)}
         indexes = {p: read_index(stores[0], folder, self._manifest, p) for p in sorted(parts)}
@@ -243,12 +250,6 @@ class StepLoad:
         if one.cast_from is None:
             return layout
         return ArrayLayout(one.cast_from, layout.shape, layout.boxes, layout.holders)
-
-    @staticmethod
-    def _source(entry: ArrayEntry) -> ArrayLayout:
-        owners = decode_owners(entry.owners, num_cells(entry.cuts))
-        holders = tuple((owner,) for owner in owners)
-        return ArrayLayout.grid(entry.dtype, entry.shape, entry.cuts, holders)
 
     def _destinations(self, source: Layout, target: Layout) -> dict[str, dict[int, Destination]]:
         """Memory for every local box of every wanted array."""
@@ -284,19 +285,27 @@ class StepLoad:
         for name, array in copies.items():
             from_boxes, to_boxes = source[name].boxes, target[name].boxes
             starts = [tuple(row) for row in from_boxes[:, :, 0].tolist()]
-            for row in range(len(array)):
-                box, part = int(array.source_box[row]), int(array.source_holder[row])
+            unchanged = len(from_boxes) == len(to_boxes) == 1
+            parts, boxes = array.source_holder.tolist(), array.source_box.tolist()
+            for row, into in enumerate(array.target_box.tolist()):
+                part, box = parts[row], boxes[row]
                 piece = slices[part, stored[name], starts[box]]
-                into = int(array.target_box[row])
-                copy = move(array.lo[row], array.hi[row], from_boxes[box], to_boxes[into], array.itemsize)
+                if unchanged:  # one box on both sides: all of it, in one run
+                    copy: Move | None = Move(0, 0, piece.nbytes)
+                else:
+                    copy = move(array.lo[row], array.hi[row], from_boxes[box], to_boxes[into], array.itemsize)
                 if copy is None:
                     continue
                 copy = copy.shifted(source=piece.offset)
-                for block in copy.blocks(BLOCK).tolist():
+                for block in _blocks_of(copy):
                     key = (part, piece.file, block)
-                    read = blocks.setdefault(key, BlockRead(*key))
+                    read = blocks.get(key)
+                    if read is None:
+                        read = blocks[key] = BlockRead(*key)
                     read.copies.append((copy, destinations[name][into]))
-        return [blocks[key] for key in sorted(blocks)]
+        # Blocks full of small arrays first: making those arrays then overlaps with reading the rest.
+        ordered = sorted(blocks, key=lambda key: (-(len(blocks[key].copies) // _MANY), key))
+        return [blocks[key] for key in ordered]
 
     def _place(
         self,
@@ -346,6 +355,30 @@ class StepLoad:
         stored = dtype_of(one.cast_from).numpy
         cast = {n: d.view(stored).astype(wanted).view(np.uint8) for n, d in data.items()}
         return Placement(one.sink, cast, alias=False)
+
+
+def _stored_layout(entry: ArrayEntry) -> ArrayLayout:
+    return _grid_of_parts(entry.dtype, entry.shape, entry.cuts, entry.owners)
+
+
+@lru_cache(maxsize=4096)
+def _grid_of_parts(
+    dtype: str,
+    shape: tuple[int, ...],
+    cuts: tuple[tuple[int, ...], ...],
+    owners: tuple[tuple[int, int, int], ...],
+) -> ArrayLayout:
+    """The layout of an array over the parts of a checkpoint; a model repeats few of them many times."""
+    holders = tuple((owner,) for owner in decode_owners(owners, num_cells(cuts)))
+    return ArrayLayout.grid(dtype, shape, cuts, holders)
+
+
+def _blocks_of(copy: Move) -> Sequence[int]:
+    """The blocks that hold the bytes a copy reads."""
+    if copy.dims:
+        found: list[int] = copy.blocks(BLOCK).tolist()
+        return found
+    return range(copy.source // BLOCK, (copy.source + copy.run - 1) // BLOCK + 1)
 
 
 def _kind(kind: str, impl: str | None) -> str:

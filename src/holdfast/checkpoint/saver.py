@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from holdfast.errors import HoldfastError, SaveError, UsageError
 from holdfast.format import SaveId
 from holdfast.storage import LocalStore
 from holdfast.vault import (
+    Crew,
     Hello,
     Order,
     Outcome,
@@ -78,6 +80,9 @@ class Saver:
         self._recipe: tuple[saving.SavePlan, Recipe] | None = None
         self._seq = 0
         self._under_way: dict[int, tuple[SaveHandle, int]] = {}
+        # Memory bandwidth, not cores, is what copying can use up.
+        self._copiers = min(4, max(1, len(os.sched_getaffinity(0))))
+        self._crew = Crew(self._copiers - 1, "holdfast-copy")
         self._changed = threading.Condition()
         self._one_at_a_time = threading.Lock()
         self._failure: HoldfastError | None = None
@@ -182,7 +187,10 @@ class Saver:
         self._writer.begin(order)
         try:
             saving.ready(plan, flat.leaves)
-            saving.capture(plan, flat.leaves, slot.address, lambda upto: self._writer.advance(seq, upto))
+            capture = saving.Capture(
+                plan, flat.leaves, slot.address, lambda upto: self._writer.advance(seq, upto)
+            )
+            capture.run(self._crew, self._copiers - 1)
         except BaseException as error:
             self._writer.abort(seq, f"capturing failed: {error}")
             raise
@@ -271,6 +279,7 @@ class Saver:
         """Finish the saves under way and end the writer; False if some go on without this process."""
         finished = self.wait(timeout_s)
         closed = self._writer.close(timeout_s if finished else 0.0)
+        self._crew.close(timeout_s)
         self._lease.close()
         return finished and closed
 

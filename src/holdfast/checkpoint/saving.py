@@ -8,9 +8,13 @@ blocks fill up, and writes them while the rest is still being copied.
 from __future__ import annotations
 
 import ctypes
+import itertools
+import threading
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -38,20 +42,27 @@ from holdfast.format import (
     encode_owners,
     encode_scalar,
     lay_out,
+    num_blocks,
 )
+from holdfast.vault import Crew
 
-_SCALARS: Final = (bool, int, float, complex, str, bytes)
+_SCALARS: Final = frozenset({bool, int, float, complex, str, bytes})
+_CLAIMED: WeakKeyDictionary[type, Adapter] = WeakKeyDictionary()
+"""Adapters by the type of leaf: asking each adapter costs microseconds for every leaf of every save."""
 
 
 def adapter_of(leaf: Any, known: Sequence[Adapter]) -> Adapter | None:
     """The adapter that claims a leaf, or None for a Python scalar."""
-    if type(leaf) in _SCALARS:
+    kind = type(leaf)
+    if kind in _SCALARS:
         return None
-    for adapter in known:
+    found = _CLAIMED.get(kind)
+    if found is not None:
+        return found
+    for adapter in (*known, NUMPY):
         if adapter.claims(leaf):
+            _CLAIMED[kind] = adapter
             return adapter
-    if NUMPY.claims(leaf):
-        return NUMPY
     raise TreeError(
         f"a leaf of type {type(leaf).__name__} cannot be stored",
         hint="store arrays and Python scalars, in containers that are registered as pytrees if JAX is in "
@@ -66,9 +77,8 @@ def flatten_tree(tree: Any) -> FlatTree:
     return NUMPY.flatten(tree)
 
 
-@dataclass(frozen=True, slots=True)
-class StagedPiece:
-    """One slice this rank writes: which leaf it comes from, and the copy into the part file."""
+class StagedCopy(NamedTuple):
+    """Bytes of one leaf that go into one block of the part file."""
 
     leaf: int
     adapter: Adapter
@@ -78,13 +88,16 @@ class StagedPiece:
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:
-    """Everything about saving a tree that does not change from step to step."""
+    """Everything about saving a tree that does not change from step to step.
+
+    `blocks` has the copies for each block of the part file.
+    """
 
     size: int
     header: bytes
     slices: tuple[Slice, ...]
     arrays: tuple[ArrayEntry, ...]
-    pieces: tuple[StagedPiece, ...]
+    blocks: tuple[tuple[StagedCopy, ...], ...]
     scalars: tuple[tuple[int, str], ...]
 
 
@@ -148,7 +161,7 @@ class SavePlanner:
         scalars: tuple[tuple[int, str], ...],
     ) -> SavePlan:
         pieces: list[Piece] = []
-        sources: list[tuple[int, Adapter, Description, int]] = []
+        sources: list[tuple[int, Adapter, Description]] = []
         entries: list[ArrayEntry] = []
         for name, (at, adapter, description) in described.items():
             array = written[name]
@@ -159,34 +172,42 @@ class SavePlanner:
                 rows = array.boxes[box].tolist()
                 start, stop = tuple(row[0] for row in rows), tuple(row[1] for row in rows)
                 pieces.append(Piece(name, array.dtype, array.shape, start, stop))
-                sources.append((at, adapter, description, box))
+                sources.append((at, adapter, description))
         part = lay_out(self._rank, pieces)
-        staged: list[StagedPiece] = []
+        blocks: list[list[StagedCopy]] = [[] for _ in range(num_blocks(part.size))]
         for index in part.order:
-            at, adapter, description, _ = sources[index]
-            piece = self._staged(part.slices[index], at, adapter, description)
-            if piece is not None:
-                staged.append(piece)
+            at, adapter, description = sources[index]
+            _add_copies(blocks, part.slices[index], at, adapter, description)
         return SavePlan(
             size=part.size,
             header=part.header,
             slices=part.slices,
             arrays=tuple(entries),
-            pieces=tuple(staged),
+            blocks=tuple(map(tuple, blocks)),
             scalars=scalars,
         )
 
-    def _staged(
-        self, piece: Slice, at: int, adapter: Adapter, description: Description
-    ) -> StagedPiece | None:
-        layout = description.layout
-        box = _containing(layout, piece, description.local)
-        target = tuple(zip(piece.start, piece.stop, strict=True))
-        copy = move(piece.start, piece.stop, layout.boxes[box], target, layout.itemsize)
-        if copy is None:
-            return None  # nothing in it
-        shifted = copy.shifted(target=piece.offset)
-        return StagedPiece(at, adapter, description.local[box], shifted)
+
+def _add_copies(
+    blocks: list[list[StagedCopy]], piece: Slice, at: int, adapter: Adapter, description: Description
+) -> None:
+    """Add the copies that bring one slice into the blocks of the part file it touches."""
+    layout = description.layout
+    box = _containing(layout, piece, description.local)
+    image = tuple(zip(piece.start, piece.stop, strict=True))
+    # Planned backwards, from file to array: `clip` cuts by source, and the cuts are those of the file.
+    back = move(piece.start, piece.stop, image, layout.boxes[box], layout.itemsize)
+    if back is None:
+        return  # nothing in it
+    back = back.shifted(source=piece.offset)
+    for block in range(piece.offset // BLOCK, num_blocks(piece.offset + piece.nbytes)):
+        for cut in back.clip(block * BLOCK, (block + 1) * BLOCK):
+            blocks[block].append(StagedCopy(at, adapter, description.local[box], _reversed(cut)))
+
+
+def _reversed(one: Move) -> Move:
+    dims = tuple((count, target, source) for count, source, target in one.dims)
+    return Move(one.target, one.source, one.run, dims)
 
 
 def _check_unique(names: Sequence[str]) -> None:
@@ -236,47 +257,78 @@ def scalar_entries(plan: SavePlan, leaves: Sequence[Any]) -> tuple[ScalarEntry, 
 
 def ready(plan: SavePlan, leaves: Sequence[Any]) -> None:
     """Return once every array that is to be copied has been computed."""
-    by_adapter: dict[int, tuple[Adapter, list[Any]]] = {}
-    for piece in plan.pieces:
-        by_adapter.setdefault(id(piece.adapter), (piece.adapter, []))[1].append(leaves[piece.leaf])
-    for adapter, mine in by_adapter.values():
-        adapter.ready(mine)
+    by_adapter: dict[int, tuple[Adapter, dict[int, Any]]] = {}
+    for copies in plan.blocks:
+        for copy in copies:
+            mine = by_adapter.setdefault(id(copy.adapter), (copy.adapter, {}))[1]
+            mine[copy.leaf] = leaves[copy.leaf]
+    for adapter, found in by_adapter.values():
+        adapter.ready(list(found.values()))
 
 
-def capture(plan: SavePlan, leaves: Sequence[Any], address: int, advance: Callable[[int], None]) -> None:
-    """Copy the state into the slot at `address`; `advance(upto)` is called as blocks fill up.
+@final
+class Capture:
+    """Copies a state into a slot, block by block, on several threads."""
 
-    Blocks: one memory copy of what this rank writes. Afterwards no later step can change the copy.
-    """
-    ctypes.memmove(address, plan.header, len(plan.header))
-    told = 0
-    for piece in plan.pieces:
-        copy = piece.move
-        memory = piece.adapter.memory(leaves[piece.leaf], piece.ordinal)
-        if copy.dims:
-            _copy_strided(copy, memory.address, address)
-            done = copy.target_span()[1]
-            if done - told >= BLOCK:
-                told = done
-                advance(told)
-                faults.site("trainer.stage.block")
-            continue
-        source, target, left = memory.address + copy.source, address + copy.target, copy.run
-        while left:
-            # Up to the next block boundary of the file, so that the writer is never kept waiting.
-            step = min(left, BLOCK - (target - address) % BLOCK)
-            ctypes.memmove(target, source, step)
-            source, target, left = source + step, target + step, left - step
-            if target - address - told >= BLOCK:
-                told = target - address
-                advance(told)
-                faults.site("trainer.stage.block")
+    def __init__(
+        self, plan: SavePlan, leaves: Sequence[Any], address: int, advance: Callable[[int], None]
+    ) -> None:
+        self._plan = plan
+        self._leaves = leaves
+        self._address = address
+        self._advance = advance
+        self._next = itertools.count()
+        self._done = [False] * len(plan.blocks)
+        self._whole = 0
+        self._lock = threading.Lock()
+
+    def run(self, crew: Crew, helpers: int) -> None:
+        """Return when all is copied; `advance(upto)` was called as blocks filled up from the front.
+
+        Blocks: one memory copy of what this rank writes. Afterwards no later step can change the copy.
+        """
+        ctypes.memmove(self._address, self._plan.header, len(self._plan.header))
+        helping = [crew.submit(self._work) for _ in range(min(helpers, len(self._done) - 1))]
+        try:
+            self._work()
+        finally:
+            # No thread may still read the caller's arrays when this returns, in whatever way.
+            wait(helping)
+        for future in helping:
+            future.result(0)
+
+    def _work(self) -> None:
+        for block in self._next:  # `next` on a counter is atomic
+            if block >= len(self._done):
+                return
+            for copy in self._plan.blocks[block]:
+                self._copy(copy)
+            self._finished(block)
+            faults.site("trainer.stage.block")
+
+    def _copy(self, copy: StagedCopy) -> None:
+        memory = copy.adapter.memory(self._leaves[copy.leaf], copy.ordinal)
+        one = copy.move
+        if one.dims:
+            _copy_strided(one, memory.address, self._address)
+        else:
+            ctypes.memmove(self._address + one.target, memory.address + one.source, one.run)
+
+    def _finished(self, block: int) -> None:
+        with self._lock:
+            self._done[block] = True
+            before = self._whole
+            while self._whole < len(self._done) and self._done[self._whole]:
+                self._whole += 1
+            if self._whole > before:
+                self._advance(min(self._whole * BLOCK, self._plan.size))
 
 
-def _copy_strided(copy: Move, source: int, target: int) -> None:
-    # Only the stretch in the file is wrapped, not the slot: the target offset is moved to its start.
-    begin, end = copy.target_span()
-    _, last = copy.source_span()
+def _copy_strided(one: Move, source: int, target: int) -> None:
+    # Only the stretches in question are wrapped: what lies around them is not ours to look at.
+    (begin, end), (first, last) = one.target_span(), one.source_span()
     into = memoryview((ctypes.c_uint8 * (end - begin)).from_address(target + begin))
-    out_of = memoryview((ctypes.c_uint8 * last).from_address(source))
-    copy.shifted(target=-begin).apply(np.frombuffer(out_of, np.uint8), np.frombuffer(into, np.uint8))
+    out_of = memoryview((ctypes.c_uint8 * (last - first)).from_address(source + first))
+    one.shifted(source=-first, target=-begin).apply(
+        np.frombuffer(out_of, np.uint8), np.frombuffer(into, np.uint8)
+    )

@@ -56,8 +56,8 @@ def _donated() -> TreeError:
     )
 
 
-def _is_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+def _is_key(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def _logical_axes(sharding: Sharding, ndim: int) -> tuple[str | None, ...] | None:
@@ -70,9 +70,9 @@ def _logical_axes(sharding: Sharding, ndim: int) -> tuple[str | None, ...] | Non
     return tuple((axes + [None] * ndim)[:ndim])
 
 
-def _key_data_struct(leaf: Any) -> Any:
-    """Shape, dtype and sharding of the data of a typed key."""
-    keys = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # type: ignore[no-untyped-call]
+def _key_data_struct(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Shape and dtype of the data of typed keys."""
+    keys = jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
     return jax.eval_shape(jax.random.key_data, keys)
 
 
@@ -80,14 +80,12 @@ def _key_data_struct(leaf: Any) -> Any:
 class JaxSink:
     """Asks for a JAX array with the sharding of a template leaf."""
 
-    def __init__(self, leaf: Any, world: int) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: Any, sharding: Sharding, world: int) -> None:
         self._impl: str | None = None
-        sharding = getattr(leaf, "sharding", None) or SingleDeviceSharding(jax.local_devices()[0])
-        shape, dtype = tuple(leaf.shape), leaf.dtype
-        if _is_key(leaf):
-            self._impl = _key_impl(leaf)
-            data = _key_data_struct(leaf)
-            sharding = _key_sharding(leaf, sharding)
+        if _is_key(dtype):
+            self._impl = _key_impl(dtype)
+            sharding = _key_sharding(len(shape), sharding)
+            data = _key_data_struct(shape, dtype)
             shape, dtype = tuple(data.shape), data.dtype
         self._sharding = sharding
         layout, self._devices = _layout(sharding, shape, dtype_of(np.dtype(dtype)).name, world)
@@ -116,18 +114,29 @@ class JaxSink:
         return array if self._impl is None else jax.random.wrap_key_data(array, impl=self._impl)
 
 
-def _key_impl(leaf: Any) -> str:
-    name: str = leaf.dtype._impl.name  # the only way to it for a ShapeDtypeStruct
+@lru_cache(maxsize=4096)
+def _sink(shape: tuple[int, ...], dtype: Any, sharding: Sharding, world: int) -> JaxSink:
+    # A model repeats few shapes many times; sinks hold no state.
+    return JaxSink(shape, dtype, sharding, world)
+
+
+@lru_cache(maxsize=1)
+def _default_sharding() -> Sharding:
+    return SingleDeviceSharding(jax.local_devices()[0])
+
+
+def _key_impl(dtype: Any) -> str:
+    name: str = dtype._impl.name  # the only way to it for a ShapeDtypeStruct
     return name
 
 
-def _key_sharding(leaf: Any, sharding: Sharding) -> Sharding:
+def _key_sharding(ndim: int, sharding: Sharding) -> Sharding:
     """The sharding of the key data: that of the keys, with the trailing dimension whole."""
     spec = getattr(sharding, "spec", None)
     if spec is None:
         return sharding
     mesh = sharding.mesh  # type: ignore[attr-defined]
-    padded = (*spec, *[None] * (len(leaf.shape) - len(spec)), None)
+    padded = (*spec, *[None] * (ndim - len(spec)), None)
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*padded))  # type: ignore[no-untyped-call]
 
 
@@ -159,7 +168,7 @@ class JaxAdapter:
     def describe(self, leaf: Any, rank: int, world: int) -> Description:
         if leaf.is_deleted():
             raise _donated()
-        impl = str(jax.random.key_impl(leaf)) if _is_key(leaf) else None
+        impl = str(jax.random.key_impl(leaf)) if _is_key(leaf.dtype) else None
         data = jax.random.key_data(leaf) if impl is not None else leaf
         dtype = dtype_of(np.dtype(data.dtype)).name
         layout, devices = _layout(data.sharding, tuple(data.shape), dtype, world)
@@ -191,7 +200,8 @@ class JaxAdapter:
         return Memory(host.__array_interface__["data"][0], host)
 
     def sink(self, leaf: Any, rank: int, world: int) -> JaxSink:
-        return JaxSink(leaf, world)
+        sharding = getattr(leaf, "sharding", None) or _default_sharding()
+        return _sink(leaf.shape, leaf.dtype, sharding, world)
 
     def place(self, batch: Sequence[Placement]) -> list[Any]:
         # One call for many arrays: a device_put of its own costs each of them three times as much.
