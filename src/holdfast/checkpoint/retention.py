@@ -9,7 +9,7 @@ with `|`: a step stays if any of them wants it. Pinned steps and the newest step
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -68,15 +68,16 @@ class Every(Policy):
     samples: bool = False
 
     def kept(self, steps: Sequence[StepInfo], *, now: float) -> frozenset[int]:
-        # Runs whose batch size changes do not hit the multiples exactly, hence "at or after".
+        # Runs whose batch size changes do not hit the multiples exactly, hence "at or after". Only what is
+        # listed decides, so that a step kept once is kept again after others are gone.
         kept: set[int] = set()
-        reached = -1
+        reached = 0
         for info in steps:
             progress = info.samples if self.samples else info.step
             if progress is None:
                 continue
             multiple = progress // self.interval
-            if multiple > reached and (reached >= 0 or progress % self.interval == 0):
+            if multiple > reached or progress == 0:
                 kept.add(info.step)
             reached = max(reached, multiple)
         return frozenset(kept)
@@ -116,17 +117,6 @@ class Within(Policy):
                 kept.add(info.step)
                 last = info.created
         return frozenset(kept)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Where(Policy):
-    """Keeps the steps for which a function of your own says so."""
-
-    predicate: Callable[[StepInfo], bool]
-
-    def kept(self, steps: Sequence[StepInfo], *, now: float) -> frozenset[int]:
-        return frozenset(info.step for info in steps if self.predicate(info))
 
 
 def latest(count: int) -> Policy:

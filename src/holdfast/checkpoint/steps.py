@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,14 +32,19 @@ class StepInfo:
     def samples(self) -> int | None:
         """Samples consumed when the step was saved, if the run stored them in the metadata."""
         value = self.meta.get("samples")
-        return value if isinstance(value, int) else None
+        return value if type(value) is int else None
 
     def metric(self, name: str) -> float | None:
         """A number under that name in the metadata, or under its `metrics`."""
         metrics = self.meta.get("metrics")
         nested = metrics.get(name) if isinstance(metrics, Mapping) else None
         value = nested if nested is not None else self.meta.get(name)
-        return float(value) if isinstance(value, int | float) and value == value else None
+        if type(value) not in (int, float) or value != value:
+            return None
+        try:
+            return float(value)
+        except OverflowError:  # an int beyond every float
+            return math.inf if value > 0 else -math.inf
 
 
 def committed_steps(store: LocalStore) -> list[int]:

@@ -1,0 +1,134 @@
+"""The program around the commands: what a person sees when something goes wrong, and exit codes.
+
+0 done; 1 the command's own "no" (problems found, different); 2 a mistake or an error; 130 interrupted;
+141 the reader of the output went away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn, final
+
+import click
+
+from holdfast import __version__
+from holdfast.cli.ckpt import ckpt
+from holdfast.errors import HoldfastError
+
+ERROR: Final = 2
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+
+@final
+class Program(click.Group):
+    """A command group that ends in an exit code and never in a traceback."""
+
+    def main(
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, **extra: Any
+    ) -> NoReturn:
+        extra.pop("standalone_mode", None)
+        _escape_unprintable()
+        given = list(sys.argv[1:] if args is None else args)
+        sys.exit(self._exit_code(given, prog_name or "holdfast", extra))
+
+    def _exit_code(self, args: list[str], name: str, extra: dict[str, Any]) -> int:
+        try:
+            with self.make_context(name, args, **extra) as context:
+                self.invoke(context)
+            sys.stdout.flush()
+        except click.exceptions.Exit as done:
+            return done.exit_code
+        except (KeyboardInterrupt, click.Abort):
+            return _interrupted()
+        except BrokenPipeError:
+            return _broken_pipe()
+        except click.exceptions.NoArgsIsHelpError as no_args:
+            click.echo(no_args.format_message(), err=True)
+            return ERROR
+        except Exception as error:
+            return _failed(error)
+        return 0
+
+
+def _failed(error: Exception) -> int:
+    """Say what went wrong on stderr; the exit code."""
+    if os.environ.get("HOLDFAST_DEBUG", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    message, hint = _explained(error)
+    try:
+        click.echo(f"error: {message}", err=True)
+        if hint is not None:
+            click.echo(f"\nhint: {hint}", err=True)
+    except BrokenPipeError:
+        return _broken_pipe()
+    return ERROR
+
+
+def _explained(error: Exception) -> tuple[str, str | None]:
+    from holdfast.cli.terminal import printable
+
+    if isinstance(error, HoldfastError):
+        return printable(error.message), error.hint and printable(error.hint)
+    if isinstance(error, click.UsageError):
+        command = error.ctx.command_path if error.ctx is not None else "holdfast"
+        return _sentence(error.format_message()), f"see '{command} --help'"
+    if isinstance(error, click.ClickException):
+        return _sentence(error.format_message()), None
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return printable(f"{where}{error.strerror}"), None
+    said = printable(str(error)) or "no message"
+    return (
+        f"unexpected {type(error).__name__}: {said}",
+        "this is a bug in holdfast; set HOLDFAST_DEBUG=1 for the traceback",
+    )
+
+
+def _sentence(text: str) -> str:
+    """A message of click's in the style of ours: no capital, no full stop."""
+    from holdfast.cli.terminal import printable
+
+    return printable(text[:1].lower() + text[1:].rstrip("."))
+
+
+def _interrupted() -> int:
+    # The terminal shows ^C without a line end.
+    click.echo("\ninterrupted", err=True)
+    return INTERRUPTED
+
+
+def _broken_pipe() -> int:
+    # Python flushes stdout once more at exit; let that go nowhere instead of failing loudly.
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return BROKEN_PIPE
+
+
+def _escape_unprintable() -> None:
+    """Names and paths may hold characters that the terminal's encoding lacks: show them escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def main() -> None:
+    """Keep large training runs going: look at, check and tidy what they saved.
+
+    \b
+    Output is a table for people, or one JSON object with --json.
+    Exit codes: 0 fine, 1 problems or differences found, 2 error.
+    Environment: NO_COLOR=1 no colours, HOLDFAST_DEBUG=1 tracebacks.
+    """
+
+
+main.add_command(ckpt)
