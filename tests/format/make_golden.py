@@ -70,9 +70,7 @@ def golden_scalars() -> dict[str, Any]:
 META: dict[str, Any] = {"tokens": 2**40, "best": {"loss": 2.5, "tags": ["a", None, True]}}
 
 
-def make_step(
-    save: fmt.SaveId, arrays: Mapping[str, Array], scalars: Mapping[str, Any], meta: Any
-) -> Files:
+def make_step(save: fmt.SaveId, arrays: Mapping[str, Array], scalars: Mapping[str, Any], meta: Any) -> Files:
     """All files of a step folder by name."""
     entries = [_entry(name, array) for name, array in arrays.items()]
     files: Files = {}
@@ -142,9 +140,7 @@ def _make_part(
 
 
 def _part_entry(part: int, name: str, data: bytes, nbytes: int) -> fmt.PartEntry:
-    return fmt.PartEntry(
-        part=part, index=name, size=len(data), digest=fmt.digest(data), nbytes=nbytes
-    )
+    return fmt.PartEntry(part=part, index=name, size=len(data), digest=fmt.digest(data), nbytes=nbytes)
 
 
 def golden_step() -> Files:

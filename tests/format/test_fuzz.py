@@ -54,9 +54,7 @@ def garble(rng: random.Random, data: bytes) -> bytes:
             case 4:
                 data = data[:at] + data[end:]
             case _:
-                data = (
-                    data[:at] + rng.choice(b'{}[]",:0-9e.\\u \x00').to_bytes(1, "big") + data[end:]
-                )
+                data = data[:at] + rng.choice(b'{}[]",:0-9e.\\u \x00').to_bytes(1, "big") + data[end:]
     return data
 
 
@@ -74,9 +72,7 @@ def edit(rng: random.Random, tree: Any) -> Any:
             case 1 if isinstance(holder, list):
                 holder.insert(rng.randrange(len(holder) + 1), copy.deepcopy(holder[key]))
             case 2 if isinstance(holder, dict):
-                holder[rng.choice(("a", "root", "version", "name", "\u2603"))] = copy.deepcopy(
-                    holder[key]
-                )
+                holder[rng.choice(("a", "root", "version", "name", "\u2603"))] = copy.deepcopy(holder[key])
             case 3 if isinstance(holder[key], int):
                 holder[key] += rng.choice((-1, 1, 2, -(2**32), 2**62))
             case 4:
@@ -254,15 +250,11 @@ def bombs() -> dict[str, Callable[[], object]]:
         return lambda: fmt.decode_manifest(data)
 
     points = list(range(2000))
-    deep = reroot(
-        b'"format":"holdfast","version":1,"meta":' + b'{"a":' * 10**6 + b"1" + b"}" * 10**6
-    )
+    deep = reroot(b'"format":"holdfast","version":1,"meta":' + b'{"a":' * 10**6 + b"1" + b"}" * 10**6)
     index = json.loads(INDEX)
     index["files"][0]["size"] = 2**62
     big = json.dumps(index).encode()
-    header = b'{"a":{"dtype":"U8","shape":[%b],"data_offsets":[0,0]}}' % b",".join(
-        [b"9" * 18] * 10**5
-    )
+    header = b'{"a":{"dtype":"U8","shape":[%b],"data_offsets":[0,0]}}' % b",".join([b"9" * 18] * 10**5)
     file = len(header).to_bytes(8, "little") + header
     long_key = json.dumps(top | {"k" * 10**6: 1}).encode()[1:]
     return {

@@ -38,9 +38,7 @@ def test_steps_are_plain_bounded_ints(step: object) -> None:
         fmt.SaveId("run", step, "a")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "run", "run/1", "run/01/a", "run/-1/a", "run/1/a/b", "r/\u0661/a"]
-)
+@pytest.mark.parametrize("text", ["", "run", "run/1", "run/01/a", "run/-1/a", "run/1/a/b", "r/\u0661/a"])
 def test_a_save_id_has_one_spelling(text: str) -> None:
     with pytest.raises(UsageError):
         fmt.SaveId.parse(text)
@@ -71,7 +69,6 @@ def test_other_folder_names_are_none(name: str) -> None:
 def test_file_names_round_trip(part: int, attempt: str, file: int) -> None:
     assert fmt.parse_file_name(fmt.data_name(part, attempt, file)) == ("data", attempt, part, file)
     assert fmt.parse_file_name(fmt.index_name(part, attempt)) == ("index", attempt, part, -1)
-    assert fmt.parse_file_name(fmt.pending_name(attempt)) == ("pending", attempt, -1, -1)
 
 
 def test_the_names_of_the_documentation() -> None:
@@ -87,7 +84,7 @@ def test_the_names_of_the_documentation() -> None:
      "part-00003..safetensors", "part-00003.a/../b.safetensors", "part-00003.a.safetensors\n",
      "part-00003-0.a.safetensors", "part-00003-01.a.safetensors", "part-00003-1.a.index.json",
      "part-9999999.a.safetensors", "part-00003-4096.a.safetensors", "manifest.json~",
-     "manifest..pending", "PART-00003.a.safetensors", "part-00003.a.safetensors.tmp"],
+     "manifest.a.pending", "PART-00003.a.safetensors", "part-00003.a.safetensors.tmp"],
 )  # fmt: skip
 def test_other_file_names_are_none(name: str) -> None:
     assert fmt.parse_file_name(name) is None

@@ -37,9 +37,7 @@ json_values = st.recursive(
     | st.integers(-(2**1023), 2**1023)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
 metas = st.dictionaries(st.text(max_size=8), json_values, max_size=4)
@@ -236,9 +234,7 @@ def test_an_index_is_what_the_manifest_expects() -> None:
         (lambda i: i["slices"].append(["x", [], [], 0, 0, 0]), "the manifest gives it"),
     ],
 )
-def test_an_index_holds_exactly_the_cells_of_its_part(
-    change: Callable[[Any], object], text: str
-) -> None:
+def test_an_index_holds_exactly_the_cells_of_its_part(change: Callable[[Any], object], text: str) -> None:
     manifest = fmt.decode_manifest(GOOD[fmt.MANIFEST])
     index = fmt.decode_index(json.dumps(changed(INDEX, change)).encode())
     with pytest.raises(FormatError) as caught:
@@ -350,9 +346,7 @@ def test_cells_are_row_major() -> None:
     assert fmt.num_cells(()) == 1
     array = golden_arrays()["params/grid"]
     assert isinstance(array, Array)
-    entry = next(
-        e for e in fmt.decode_manifest(GOOD[fmt.MANIFEST]).arrays if e.name == "params/grid"
-    )
+    entry = next(e for e in fmt.decode_manifest(GOOD[fmt.MANIFEST]).arrays if e.name == "params/grid")
     both = sorted([*fmt.owned_cells(entry, 0), *fmt.owned_cells(entry, 1)])
     assert both == sorted(fmt.cells(entry.cuts))
 
@@ -367,9 +361,7 @@ def test_a_large_manifest_is_quick() -> None:
     )  # fmt: skip
     total = sum(entry.nbytes for entry in arrays)
     parts = tuple(
-        fmt.PartEntry(
-            part=p, index=fmt.index_name(p, "a"), size=9, digest="0" * 32, nbytes=total // 512
-        )
+        fmt.PartEntry(part=p, index=fmt.index_name(p, "a"), size=9, digest="0" * 32, nbytes=total // 512)
         for p in range(512)
     )
     manifest = fmt.Manifest(

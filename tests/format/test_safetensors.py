@@ -77,9 +77,7 @@ def test_the_real_library_opens_a_part_from_disk(tmp_path: Path) -> None:
         "b": np.arange(3).astype(ml_dtypes.bfloat16),
         "__metadata__": np.arange(5, dtype=np.int8),
     }
-    pieces = [
-        fmt.Piece(k, v.dtype.name, v.shape, (0,) * v.ndim, v.shape) for k, v in values.items()
-    ]
+    pieces = [fmt.Piece(k, v.dtype.name, v.shape, (0,) * v.ndim, v.shape) for k, v in values.items()]
     layout = fmt.lay_out(3, pieces)
     data = layout.header + b"".join(values[pieces[i].name].tobytes() for i in layout.order)
     assert len(data) == layout.size

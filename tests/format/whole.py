@@ -27,9 +27,7 @@ def verify(read_file: Read) -> dict[str, np.ndarray[Any, Any]]:
     `read_file(name)` returns a file's bytes and raises KeyError where there is none.
     """
     manifest = fmt.decode_manifest(_read(read_file, fmt.MANIFEST))
-    arrays = {
-        entry.name: np.zeros(entry.shape, dtype(entry.dtype).numpy) for entry in manifest.arrays
-    }
+    arrays = {entry.name: np.zeros(entry.shape, dtype(entry.dtype).numpy) for entry in manifest.arrays}
     for part in manifest.parts:
         index = fmt.part_index(manifest, part.part, _read(read_file, part.index))
         for number, file in enumerate(index.files):

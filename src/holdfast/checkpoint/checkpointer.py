@@ -38,7 +38,7 @@ from holdfast.errors import (
     StorageError,
     UsageError,
 )
-from holdfast.format import Problem, check_meta, step_folder, verify_step
+from holdfast.format import Manifest, Problem, check_meta, step_folder, verify_step
 from holdfast.storage import Files, LocalStore
 from holdfast.vault import WORK, Crew
 
@@ -143,8 +143,9 @@ class Checkpointer:
         """Save a tree of arrays and Python scalars as `step`; returns when it is captured.
 
         Called by: all processes, for the same steps in the same order. Blocks: for one memory copy of what
-        this process writes, and for a free slot if all are busy (`on_busy`). A wrong argument raises; any
-        other failure is on the handle, in the log and in the journal, and training goes on (`on_error`).
+        this process writes, and for a free slot if all are busy (`on_busy`). A wrong argument raises, and so
+        does a folder, vault or rank that is not there at the first save. Any later failure is on the handle,
+        in the log and in the journal, and training goes on (`on_error`).
 
         `meta` is JSON; retention reads "samples" and "metrics" in it. A step that exists and verifies is
         replaced only with `overwrite`.
@@ -174,8 +175,17 @@ class Checkpointer:
         return self._saver.host_bytes if self._saver is not None else 0
 
     def wait(self, timeout_s: float = 600.0) -> None:
-        """Wait until every save is committed or has failed. Fails: DeadlineError."""
-        if self._saver is not None and not self._saver.wait(timeout_s):
+        """Wait until every save is committed or has failed, and old steps are removed.
+
+        Fails: DeadlineError.
+        """
+        deadline = Deadline(timeout_s)
+        try:
+            done = self._saver is None or self._saver.wait(timeout_s)
+            self._upkeep.submit(lambda: None).result(deadline.remaining() if done else 0.0)
+        except TimeoutError:
+            done = False
+        if not done:
             raise DeadlineError(
                 f"saves were still under way after {timeout_s:g} s", hint="a slow or stuck disk?"
             )
@@ -209,6 +219,7 @@ class Checkpointer:
         into: Any = None,
         step: int | None = None,
         *,
+        init: Callable[[], Any] | None = None,
         parts: str | Sequence[str] | None = None,
         rename: Rename | None = None,
         strict: bool = True,
@@ -223,6 +234,9 @@ class Checkpointer:
         patterns: what they do not select keeps the template's own leaf. `rename` maps names of the template
         to names in the checkpoint. Missing, extra and misshapen arrays are listed all at once; `strict=False`
         leaves missing ones as they are in the template and ignores extra ones.
+
+        `init` makes the state of a run that has never saved anything; without it an empty folder is an
+        error. It is not called when there are steps but none of them can be loaded.
 
         Called by: each process for itself. Blocks: while reading; first up to `wait_s` for a save that a
         vault is still finishing. Fails: NoCheckpointError, MismatchError, CorruptError (given `step`).
@@ -239,7 +253,10 @@ class Checkpointer:
             return self._load_step(step, into, options)
         self._await_writers(wait_s)
         tried: list[str] = []
-        for candidate in reversed(self.steps()):
+        candidates = self.steps()
+        if not candidates and init is not None:
+            return init()
+        for candidate in reversed(candidates):
             try:
                 return self._load_step(candidate, into, options)
             except (FormatError, StorageError) as error:
@@ -271,25 +288,24 @@ class Checkpointer:
         self._note(journal.LoadFinished(step=step, bytes=work.nbytes, seconds=seconds))
         return tree
 
-    def _sources(self, step: int) -> tuple[list[LocalStore], Any]:
+    def _sources(self, step: int) -> tuple[list[LocalStore], Manifest]:
         """The folders that hold this very save, the first of them readable, and its manifest."""
         found: list[LocalStore] = []
-        manifest = None
-        problem: HoldfastError | None = None
+        manifest: Manifest | None = None
+        problems: list[HoldfastError] = []
         for store in (self._store, *self._copies):
             try:
                 candidate = step_manifest(store, step)
             except HoldfastError as error:
-                problem = problem or error
+                problems.append(error)
                 continue
             if manifest is None or candidate == manifest:
                 manifest = candidate
                 found.append(store)
         if manifest is None:
-            assert problem is not None
-            raise problem
-        if problem is not None:
-            log.warning("step %d: reading a copy instead: %s", step, problem.message)
+            raise problems[0]
+        if found[0] is not self._store:
+            log.warning("step %d: reading a copy instead: %s", step, problems[0].message)
         return found, manifest
 
     def _bad_block(self, error: CorruptError, root: str) -> None:

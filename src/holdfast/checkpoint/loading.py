@@ -7,6 +7,7 @@ listed all at once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,11 +35,12 @@ from holdfast.arrays import dtype as dtype_of
 from holdfast.checkpoint.memory import Allocator
 from holdfast.checkpoint.reading import BadBlock, BlockPipeline, BlockRead, Destination
 from holdfast.checkpoint.saving import adapter_of, flatten_tree
-from holdfast.errors import MismatchError, UsageError
+from holdfast.errors import HoldfastError, MismatchError, UsageError
 from holdfast.format import (
     BLOCK,
     ArrayEntry,
     Manifest,
+    PartIndex,
     ScalarEntry,
     Slice,
     decode_owners,
@@ -48,6 +50,8 @@ from holdfast.format import (
     step_folder,
 )
 from holdfast.storage import LocalStore
+
+log = logging.getLogger("holdfast.checkpoint")
 
 _MANY: Final = 16
 """Blocks with at least this many arrays in them are read first."""
@@ -226,7 +230,7 @@ class StepLoad:
         )
         copies = plan(source, target, ranks={self._rank})
         parts = {int(p) for array in copies.values() for p in np.unique(array.source_holder)}
-        indexes = {p: read_index(stores[0], folder, self._manifest, p) for p in sorted(parts)}
+        indexes = {part: self._read_index(stores, folder, part) for part in sorted(parts)}
         leaves = list(self._flat.leaves)
         destinations = self._destinations(source, target)
         blocks = self._blocks(copies, source, target, indexes, destinations)
@@ -243,6 +247,15 @@ class StepLoad:
             if one.scalar is not None:
                 leaves[one.at] = decode_scalar(one.scalar.type, one.scalar.value)
         return self._flat.rebuild(leaves), pipeline
+
+    def _read_index(self, stores: Sequence[LocalStore], folder: str, part: int) -> PartIndex:
+        """The index of a part, from the first copy in which it is right."""
+        for store in stores[:-1]:
+            try:
+                return read_index(store, folder, self._manifest, part)
+            except HoldfastError as error:
+                log.warning("%s: reading a copy instead: %s", store.root, error.message)
+        return read_index(stores[-1], folder, self._manifest, part)
 
     def _target(self, one: _Wanted) -> ArrayLayout:
         assert one.sink is not None

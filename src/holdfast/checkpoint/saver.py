@@ -79,7 +79,7 @@ class Saver:
         self._planner = saving.SavePlanner(config.rank, config.world)
         self._recipe: tuple[saving.SavePlan, Recipe] | None = None
         self._seq = 0
-        self._under_way: dict[int, tuple[SaveHandle, int]] = {}
+        self._under_way: dict[int, tuple[SaveHandle, int, int]] = {}
         # Memory bandwidth, not cores, is what copying can use up.
         self._copiers = min(4, max(1, len(os.sched_getaffinity(0))))
         self._crew = Crew(self._copiers - 1, "holdfast-copy")
@@ -183,10 +183,10 @@ class Saver:
             deadline_s=self._config.deadline_s,
         )
         with self._changed:
-            self._under_way[seq] = (handle, number)
+            self._under_way[seq] = (handle, number, plan.size)
         self._writer.begin(order)
         try:
-            saving.ready(plan, flat.leaves)
+            saving.ready(plan, flat)
             capture = saving.Capture(
                 plan, flat.leaves, slot.address, lambda upto: self._writer.advance(seq, upto)
             )
@@ -235,7 +235,7 @@ class Saver:
             found = self._under_way.get(seq)
         if found is not None and found[0]._advance(SaveState.STAGED):
             elapsed = time.monotonic() - found[0].started
-            self._note(journal.SaveStaged(step=found[0].step, seconds=elapsed))
+            self._note(journal.SaveStaged(step=found[0].step, bytes=found[2], seconds=elapsed))
 
     def done(self, seq: int, outcome: Outcome) -> None:
         with self._changed:
@@ -243,7 +243,7 @@ class Saver:
             self._changed.notify_all()
         if found is None:
             return
-        handle, number = found
+        handle, number, _ = found
         self._slots.give_back(number)
         if not outcome.committed:
             self._fail(handle, outcome_error(outcome))

@@ -111,7 +111,7 @@ class SavePlanner:
 
     def plan(self, flat: FlatTree) -> SavePlan:
         """The plan for a tree; cheap if the tree looks like the one before it."""
-        signatures = self._signatures(flat.leaves)
+        signatures = self._signatures(flat)
         if self._last is not None:
             structure, known, plan = self._last
             if structure == flat.structure and known == signatures:
@@ -120,11 +120,14 @@ class SavePlanner:
         self._last = (flat.structure, signatures, plan)
         return plan
 
-    def _signatures(self, leaves: Sequence[Any]) -> list[Hashable]:
+    def _signatures(self, flat: FlatTree) -> list[Hashable]:
         known = adapters()
         found: list[Hashable] = []
-        for leaf in leaves:
-            adapter = adapter_of(leaf, known)
+        for at, leaf in enumerate(flat.leaves):
+            try:
+                adapter = adapter_of(leaf, known)
+            except TreeError as error:
+                raise TreeError(f"{flat.names()[at]}: {error.message}", hint=error.hint) from None
             found.append(type(leaf).__name__ if adapter is None else adapter.signature(leaf))
         return found
 
@@ -135,7 +138,7 @@ class SavePlanner:
         names = flat.names()
         _check_unique(names)
         for at, (name, leaf) in enumerate(zip(names, flat.leaves, strict=True)):
-            adapter = self._adapter(name, leaf, known)
+            adapter = adapter_of(leaf, known)
             if adapter is None:
                 scalars.append((at, name))
                 continue
@@ -147,12 +150,6 @@ class SavePlanner:
         layout = Layout((name, found.layout) for name, (_, _, found) in described.items())
         written = spread(layout)
         return self._lay_out(described, written, tuple(scalars))
-
-    def _adapter(self, name: str, leaf: Any, known: Sequence[Adapter]) -> Adapter | None:
-        try:
-            return adapter_of(leaf, known)
-        except TreeError as error:
-            raise TreeError(f"{name}: {error.message}", hint=error.hint) from None
 
     def _lay_out(
         self,
@@ -255,15 +252,30 @@ def scalar_entries(plan: SavePlan, leaves: Sequence[Any]) -> tuple[ScalarEntry, 
     return tuple(ScalarEntry(name, *encode_scalar(leaves[at])) for at, name in plan.scalars)
 
 
-def ready(plan: SavePlan, leaves: Sequence[Any]) -> None:
-    """Return once every array that is to be copied has been computed."""
+def ready(plan: SavePlan, flat: FlatTree) -> None:
+    """Return once every array that is to be copied has been computed.
+
+    Fails: TreeError naming an array that was donated or deleted.
+    """
     by_adapter: dict[int, tuple[Adapter, dict[int, Any]]] = {}
     for copies in plan.blocks:
         for copy in copies:
             mine = by_adapter.setdefault(id(copy.adapter), (copy.adapter, {}))[1]
-            mine[copy.leaf] = leaves[copy.leaf]
+            mine[copy.leaf] = flat.leaves[copy.leaf]
     for adapter, found in by_adapter.values():
-        adapter.ready(list(found.values()))
+        try:
+            adapter.ready(list(found.values()))
+        except TreeError:
+            for at, leaf in found.items():
+                _ready_alone(adapter, leaf, flat, at)
+            raise
+
+
+def _ready_alone(adapter: Adapter, leaf: Any, flat: FlatTree, at: int) -> None:
+    try:
+        adapter.ready([leaf])
+    except TreeError as error:
+        raise TreeError(f"{flat.names()[at]}: {error.message}", hint=error.hint) from error
 
 
 @final

@@ -39,7 +39,7 @@ class StepInfo:
         metrics = self.meta.get("metrics")
         nested = metrics.get(name) if isinstance(metrics, Mapping) else None
         value = nested if nested is not None else self.meta.get(name)
-        if type(value) not in (int, float) or value != value:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             return None
         try:
             return float(value)

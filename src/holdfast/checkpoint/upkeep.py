@@ -14,7 +14,7 @@ from holdfast.checkpoint.steps import PINS
 from holdfast.errors import HoldfastError
 from holdfast.format import MANIFEST, parse_file_name, parse_step_folder, read_manifest, step_folder
 from holdfast.storage import TEMPORARY, LocalStore
-from holdfast.vault import AGREEMENT, WORK, keep_for_recycling
+from holdfast.vault import AGREEMENT, WORK, intended, keep_for_recycling
 
 
 def remove_step(store: LocalStore, step: int, *, recycle: bool = False) -> None:
@@ -82,6 +82,7 @@ def clean(store: LocalStore, note: Callable[[str, str], None]) -> None:
             with suppress(HoldfastError):
                 store.remove_folder(name)
 
+    intended(store)  # forgets intents that nobody holds
     _clean_agreement(store)
 
 
@@ -103,12 +104,10 @@ def _clean_agreement(store: LocalStore) -> None:
 
 
 def in_flight(store: LocalStore) -> list[int]:
-    """The uncommitted steps that a live writer is at work on."""
-    found = []
+    """The uncommitted steps that live writers are at work on or have accepted, ascending."""
+    found = set(intended(store))
     for name in store.names():
         step = parse_step_folder(name)
-        if step is None or store.exists(name, MANIFEST):
-            continue
-        if any(store.is_written(name, file) for file in store.names(name)):
-            found.append(step)
-    return found
+        if step is not None and any(store.is_written(name, file) for file in store.names(name)):
+            found.add(step)
+    return sorted(step for step in found if not store.exists(step_folder(step), MANIFEST))

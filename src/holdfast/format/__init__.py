@@ -25,7 +25,6 @@ from holdfast.format.ids import (
     parse_file_name,
     parse_step_folder,
     part_stem,
-    pending_name,
     step_folder,
 )
 from holdfast.format.index import (
@@ -117,7 +116,6 @@ __all__ = [
     "part_index",
     "part_metadata",
     "part_stem",
-    "pending_name",
     "read_index",
     "read_manifest",
     "step_folder",

@@ -23,7 +23,6 @@ _WORD = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}"
 _WORD_RE = re.compile(_WORD)
 _STEP_RE = re.compile(r"step-([0-9]{8,19})")
 _PART_RE = re.compile(rf"part-([0-9]{{5,7}})(?:-([0-9]{{1,4}}))?\.({_WORD})(\.safetensors|\.index\.json)")
-_PENDING_RE = re.compile(rf"manifest\.({_WORD})\.pending")
 
 
 class SaveId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,7 +57,7 @@ class SaveId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FileName(NamedTuple):
     """A parsed file name of a step folder; `part` and `file` are -1 where they do not apply."""
 
-    kind: Literal["manifest", "pending", "data", "index"]
+    kind: Literal["manifest", "data", "index"]
     attempt: str
     part: int
     file: int
@@ -102,18 +101,10 @@ def index_name(part: int, attempt: str) -> str:
     return part_stem(part, attempt) + INDEX_SUFFIX
 
 
-def pending_name(attempt: str) -> str:
-    """The name under which an attempt's manifest is written before it is linked into place."""
-    _check_word("attempt", attempt)
-    return f"manifest.{attempt}.pending"
-
-
 def parse_file_name(name: str) -> FileName | None:
     """What `name` is in a step folder; None for a name that no function here would give."""
     if name == MANIFEST:
         return FileName("manifest", "", -1, -1)
-    if match := _PENDING_RE.fullmatch(name):
-        return FileName("pending", match[1], -1, -1)
     match = _PART_RE.fullmatch(name)
     if match is None:
         return None

@@ -105,7 +105,7 @@ def _verify_file(index: PartIndex, number: int, part: PartBytes) -> Iterator[tup
     entry = index.files[number]
     try:
         check_size(entry.name, part.size, entry.size)
-        decode_header(part.read, part.size)
+        decode_header(part.read, part.size, name=entry.name)
     except HoldfastError as error:
         yield 0, _problem(entry.name, error)
     buffer = memoryview(mmap.mmap(-1, BLOCK))  # page-aligned, as direct reads need

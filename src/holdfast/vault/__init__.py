@@ -7,6 +7,7 @@ from holdfast.vault.arena import Slot
 from holdfast.vault.client import ThreadWriter, VaultWriter, Writer, outcome_error
 from holdfast.vault.commit import withdraw
 from holdfast.vault.crew import Crew
+from holdfast.vault.intents import intended
 from holdfast.vault.messages import Hello, Order, Outcome, Recipe
 from holdfast.vault.recycling import AGREEMENT, WORK, keep_for_recycling
 from holdfast.vault.server import make_agreement
@@ -23,6 +24,7 @@ __all__ = [
     "ThreadWriter",
     "VaultWriter",
     "Writer",
+    "intended",
     "keep_for_recycling",
     "make_agreement",
     "outcome_error",

@@ -38,6 +38,7 @@ from holdfast.format import (
 from holdfast.storage import LocalStore, PartWriter
 from holdfast.vault.commit import Commit, existing_step, forget
 from holdfast.vault.crew import Crew
+from holdfast.vault.intents import Intent, announce
 from holdfast.vault.messages import Order, Outcome, Recipe
 from holdfast.vault.recycling import take_recycled
 
@@ -57,6 +58,7 @@ class Job:
         self.recipe = recipe
         self.image = image[: recipe.size]
         self.staged = False
+        self.intent: Intent | None = None
         self._upto = 0
         self._aborted: str | None = None
         self._changed = threading.Condition()
@@ -126,6 +128,9 @@ class Persister:
         """Take a job; `on_done` is called once when it is committed or failed."""
         with self._idle:
             self._pending += 1
+        # A job may wait behind another: until it has files of its own, this tells the others of it.
+        with suppress(HoldfastError):
+            job.intent = announce(self._store, job.order.save)
         self._jobs.put(job)
 
     def drain(self, timeout_s: float) -> bool:
@@ -153,6 +158,8 @@ class Persister:
                 return
             outcome = self._persist(job)
             job.image.release()
+            if job.intent is not None:
+                job.intent.close()
             self._forget(job)
             self._on_done(job.order.seq, outcome)
             with self._idle:
@@ -160,7 +167,6 @@ class Persister:
                 self._idle.notify_all()
 
     def _persist(self, job: Job) -> Outcome:
-        started = time.monotonic()
         order = job.order
         commit = Commit(self._store, self._agreement, job.order, job.recipe)
         try:
@@ -177,7 +183,7 @@ class Persister:
                 commit.withdraw(str(error))
             self._discard(job)
             return _failure(error)
-        return Outcome(nbytes=job.recipe.size, seconds=time.monotonic() - started)
+        return Outcome(nbytes=job.recipe.size, seconds=max(0.0, time.time() - order.created))
 
     def _forget(self, job: Job) -> None:
         """Free the ballots of the save before this one: by now every rank has acted on them."""

@@ -1,0 +1,71 @@
+"""The demo does what it shows, and every listing of the documentation runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.examples.pages import listings
+
+REPO = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", "docs/tutorial.md", "docs/guides/checkpoints.md"]
+
+
+def python(*arguments: str | Path, cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a program of this repository as a user would, without the settings of the test process."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    environment["JAX_PLATFORMS"] = "cpu"
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@pytest.mark.process
+@pytest.mark.timeout(180)
+def test_demo_dies_in_a_save_and_ends_in_the_same_bits(tmp_path: Path) -> None:
+    (tmp_path / "demo-old").mkdir()
+    done = python(REPO / "examples" / "demo.py", "--runs", tmp_path, cwd=REPO, timeout_s=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"identical +yes", done.stdout), done.stdout
+    assert re.search(r"resumed from +step 16", done.stdout), done.stdout
+    (folder,) = tmp_path.iterdir()  # and what an earlier demo left is gone
+    assert (folder / "ckpt" / "step-00000032" / "manifest.json").exists()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("page", PAGES)
+def test_listings_of_the_page_run(page: str, tmp_path: Path) -> None:
+    done = python(REPO / "tests" / "examples" / "pages.py", REPO / page, cwd=tmp_path, timeout_s=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_readme_has_its_listing_on_the_first_screen() -> None:
+    (listing,) = (one for one in listings(REPO / "README.md") if one.kind == "python")
+    assert listing.line < 25
+
+
+def test_train_is_short_enough_to_read() -> None:
+    assert len((REPO / "examples" / "train.py").read_text().splitlines()) < 120
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [REPO / "README.md", *(REPO / "docs").rglob("*.md")]
+    missing = [
+        f"{page.relative_to(REPO)}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert not missing, missing
