@@ -18,6 +18,7 @@ import numpy as np
 
 from holdfast import format as fmt
 from holdfast.arrays.dtypes import dtype
+from holdfast.format.manifest import owned_cells
 
 GOLDEN = Path(__file__).parent / "golden" / "v1"
 SAVE = fmt.SaveId("golden", 1200, "a1")
@@ -26,6 +27,15 @@ STEP = fmt.step_folder(SAVE.step)
 RAMP = np.arange(48, dtype=np.float32).reshape(8, 6) / 4 - 5
 
 Files = dict[str, bytes]
+
+
+def block_digests(data: bytes | bytearray, save: fmt.SaveId, part: int) -> str:
+    """The digests of all blocks of a part file, as `PartFile.blocks` has them."""
+    ranges = [fmt.block_range(block, len(data)) for block in range(fmt.num_blocks(len(data)))]
+    return "".join(
+        fmt.block_digest(data[begin:end], fmt.block_seed(save, part, block)).hex()
+        for block, (begin, end) in enumerate(ranges)
+    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,7 @@ def _make_part(
     pieces = [
         fmt.Piece(entry.name, entry.dtype, entry.shape, start, stop)
         for entry in entries
-        for start, stop in fmt.owned_cells(entry, part)
+        for start, stop in owned_cells(entry, part)
     ]
     layout = fmt.lay_out(part, pieces)
     name = fmt.data_name(part, save.attempt)
@@ -129,7 +139,7 @@ def _make_part(
         at = tuple(slice(a, b) for a, b in zip(pieces[i].start, pieces[i].stop, strict=True))
         data += arrays[pieces[i].name].value[at].tobytes()
     files[name] = bytes(data)
-    blocks = fmt.block_digests(data, save, part)
+    blocks = block_digests(data, save, part)
     return fmt.PartIndex(
         version=fmt.VERSION,
         save=save,
@@ -163,7 +173,7 @@ def reindex(files: Files, part: int) -> Files:
     data_name, name = fmt.data_name(part, SAVE.attempt), fmt.index_name(part, SAVE.attempt)
     index = fmt.decode_index(files[name])
     data = files[data_name]
-    file = fmt.PartFile(data_name, len(data), fmt.block_digests(data, index.save, part))
+    file = fmt.PartFile(data_name, len(data), block_digests(data, index.save, part))
     changed = fmt.encode_index(msgspec.structs.replace(index, files=(file,)))
     manifest = fmt.decode_manifest(files[fmt.MANIFEST])
     parts = tuple(

@@ -1,13 +1,12 @@
-"""Digests: of blocks, of whole files, incremental, and bound to their place."""
+"""Digests: of blocks, of small files, and bound to their place."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 
 from holdfast import format as fmt
 from holdfast.errors import CorruptError, UsageError
+from tests.format.make_golden import block_digests
 
 SAVE = fmt.SaveId("run", 7, "a1")
 
@@ -18,9 +17,6 @@ def test_block_counts_and_ranges() -> None:
     assert fmt.block_range(1, fmt.BLOCK + 5) == (fmt.BLOCK, fmt.BLOCK + 5)
     with pytest.raises(UsageError):
         fmt.block_range(2, fmt.BLOCK + 5)
-    assert list(fmt.blocks_of(0, 0)) == []
-    assert list(fmt.blocks_of(fmt.BLOCK - 1, 2)) == [0, 1]
-    assert list(fmt.blocks_of(fmt.BLOCK, fmt.BLOCK)) == [1]
 
 
 def test_seeds_differ_by_every_part_of_the_place() -> None:
@@ -41,32 +37,9 @@ def test_digests_are_what_version_1_says() -> None:
     assert fmt.digest(b"holdfast") == "d725ef720e130d9fdf1a3c122ca59e45"
 
 
-def test_incremental_digests_equal_whole_ones() -> None:
-    rng = random.Random(1)
-    data = rng.randbytes(2 * fmt.BLOCK + 12345)
-    whole = "".join(
-        fmt.block_digest(
-            data[slice(*fmt.block_range(block, len(data)))], fmt.block_seed(SAVE, 2, block)
-        ).hex()
-        for block in range(3)
-    )
-    hasher = fmt.FileHasher(SAVE, 2)
-    at = 0
-    while at < len(data):
-        size = rng.choice((1, 4096, 1 << 20, 9 << 20))
-        hasher.update(memoryview(data)[at : at + size])
-        at += size
-    assert hasher.hexdigests() == whole == fmt.block_digests(data, SAVE, 2)
-    assert hasher.size == len(data)
-    two = fmt.block_hasher(9)
-    two.update(data[:5])
-    two.update(data[5:100])
-    assert two.digest() == fmt.block_digest(data[:100], 9)
-
-
 @pytest.mark.parametrize("size", [0, 1, fmt.BLOCK, 2 * fmt.BLOCK])
 def test_whole_blocks_have_no_empty_tail(size: int) -> None:
-    assert len(fmt.block_digests(bytes(size), SAVE, 0)) == 32 * fmt.num_blocks(size)
+    assert len(block_digests(bytes(size), SAVE, 0)) == 32 * fmt.num_blocks(size)
 
 
 def test_a_bad_block_of_a_large_file_names_only_its_arrays() -> None:
@@ -75,7 +48,7 @@ def test_a_bad_block_of_a_large_file_names_only_its_arrays() -> None:
         version=1,
         save=SAVE,
         part=2,
-        files=(fmt.PartFile(fmt.data_name(2, "a1"), len(data), fmt.block_digests(data, SAVE, 2)),),
+        files=(fmt.PartFile(fmt.data_name(2, "a1"), len(data), block_digests(data, SAVE, 2)),),
         slices=(
             fmt.Slice("first", (0,), (9,), 0, 4096, fmt.BLOCK),
             fmt.Slice("second", (0,), (9,), 0, 4096 + fmt.BLOCK, 100),

@@ -18,6 +18,7 @@ import pytest
 
 from holdfast import format as fmt
 from holdfast.errors import FormatError
+from holdfast.format.manifest import check_part
 from tests.format.make_golden import SAVE, golden_step, reroot
 from tests.format.whole import deserialize, verify
 
@@ -130,7 +131,7 @@ def check_manifest(manifest: fmt.Manifest | None) -> None:
     for entry in manifest.arrays:
         owners = fmt.decode_owners(entry.owners, fmt.num_cells(entry.cuts))
         assert set(owners) <= {part.part for part in manifest.parts}
-    attempt(lambda: fmt.check_part(manifest, fmt.decode_index(INDEX)))
+    attempt(lambda: check_part(manifest, fmt.decode_index(INDEX)))
 
 
 def index_bytes(rng: random.Random) -> None:
@@ -154,7 +155,7 @@ def check_index(index: fmt.PartIndex | None) -> None:
         assert fmt.parse_file_name(index.files[piece.file].name)
     manifest = fmt.decode_manifest(MANIFEST)
     if index.save == manifest.save and index.part in (0, 1):
-        attempt(lambda: fmt.check_part(manifest, index))
+        attempt(lambda: check_part(manifest, index))
 
 
 def header_bytes(rng: random.Random) -> None:

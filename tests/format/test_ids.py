@@ -29,7 +29,7 @@ def test_unsafe_words_are_refused(word: str) -> None:
     with pytest.raises(UsageError):
         fmt.SaveId(word, 1, "a")
     with pytest.raises(UsageError):
-        fmt.part_stem(0, word)
+        fmt.data_name(0, word)
 
 
 @pytest.mark.parametrize("step", [-1, 2**63, True, 1.0, "1"])

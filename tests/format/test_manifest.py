@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from holdfast import format as fmt
 from holdfast.errors import CorruptError, FormatError, TreeError, VersionError
+from holdfast.format.manifest import check_part, owned_cells
 from tests.format.make_golden import (
     Array,
     golden_arrays,
@@ -238,7 +239,7 @@ def test_an_index_holds_exactly_the_cells_of_its_part(change: Callable[[Any], ob
     manifest = fmt.decode_manifest(GOOD[fmt.MANIFEST])
     index = fmt.decode_index(json.dumps(changed(INDEX, change)).encode())
     with pytest.raises(FormatError) as caught:
-        fmt.check_part(manifest, index)
+        check_part(manifest, index)
     assert text in str(caught.value)
 
 
@@ -323,7 +324,7 @@ def test_owners_round_trip(owners: list[int]) -> None:
             name="a", dtype="int8", shape=(len(owners),),
             cuts=(tuple(range(len(owners) + 1)),), owners=runs,
         )  # fmt: skip
-        assert [start[0] for start, _ in fmt.owned_cells(entry, part)] == [
+        assert [start[0] for start, _ in owned_cells(entry, part)] == [
             cell for cell, owner in enumerate(owners) if owner == part
         ]
 
@@ -347,7 +348,7 @@ def test_cells_are_row_major() -> None:
     array = golden_arrays()["params/grid"]
     assert isinstance(array, Array)
     entry = next(e for e in fmt.decode_manifest(GOOD[fmt.MANIFEST]).arrays if e.name == "params/grid")
-    both = sorted([*fmt.owned_cells(entry, 0), *fmt.owned_cells(entry, 1)])
+    both = sorted([*owned_cells(entry, 0), *owned_cells(entry, 1)])
     assert both == sorted(fmt.cells(entry.cuts))
 
 

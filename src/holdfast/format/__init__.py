@@ -7,10 +7,7 @@ memory is taken, and raises FormatError (CorruptError, VersionError) when it is 
 
 from holdfast.format.checksum import (
     BLOCK,
-    FileHasher,
     block_digest,
-    block_digests,
-    block_hasher,
     block_range,
     block_seed,
     digest,
@@ -18,13 +15,11 @@ from holdfast.format.checksum import (
 )
 from holdfast.format.ids import (
     MANIFEST,
-    FileName,
     SaveId,
     data_name,
     index_name,
     parse_file_name,
     parse_step_folder,
-    part_stem,
     step_folder,
 )
 from holdfast.format.index import (
@@ -33,7 +28,6 @@ from holdfast.format.index import (
     PartIndex,
     Slice,
     arrays_in,
-    blocks_of,
     check_block,
     decode_index,
     encode_index,
@@ -43,18 +37,16 @@ from holdfast.format.manifest import (
     ArrayEntry,
     Manifest,
     PartEntry,
-    check_part,
     decode_manifest,
     encode_manifest,
-    owned_cells,
     part_index,
 )
 from holdfast.format.meta import check_meta
 from holdfast.format.owners import cells, decode_owners, encode_owners, num_cells
 from holdfast.format.packing import ALIGN, pack
-from holdfast.format.part import PartLayout, Piece, lay_out, part_metadata, tensor_name
+from holdfast.format.part import Piece, lay_out
 from holdfast.format.safetensors import Tensor, decode_header, encode_header
-from holdfast.format.scalars import Scalar, ScalarEntry, decode_scalar, encode_scalar
+from holdfast.format.scalars import ScalarEntry, decode_scalar, encode_scalar
 from holdfast.format.verify import Problem, check_size, read_index, read_manifest, verify_step
 from holdfast.format.versions import versions
 
@@ -67,31 +59,23 @@ __all__ = [
     "MAX_MANIFEST",
     "VERSION",
     "ArrayEntry",
-    "FileHasher",
-    "FileName",
     "Manifest",
     "PartEntry",
     "PartFile",
     "PartIndex",
-    "PartLayout",
     "Piece",
     "Problem",
     "SaveId",
-    "Scalar",
     "ScalarEntry",
     "Slice",
     "Tensor",
     "arrays_in",
     "block_digest",
-    "block_digests",
-    "block_hasher",
     "block_range",
     "block_seed",
-    "blocks_of",
     "cells",
     "check_block",
     "check_meta",
-    "check_part",
     "check_size",
     "data_name",
     "decode_header",
@@ -109,17 +93,13 @@ __all__ = [
     "lay_out",
     "num_blocks",
     "num_cells",
-    "owned_cells",
     "pack",
     "parse_file_name",
     "parse_step_folder",
     "part_index",
-    "part_metadata",
-    "part_stem",
     "read_index",
     "read_manifest",
     "step_folder",
-    "tensor_name",
     "verify_step",
     "versions",
 ]

@@ -41,52 +41,9 @@ def block_digest(data: Buffer, seed: int) -> bytes:
     return xxhash.xxh3_128_digest(data, seed=seed)
 
 
-def block_hasher(seed: int) -> xxhash.xxh3_128:
-    """An incremental `block_digest`: `update(buffer)` as often as needed, then `digest()`."""
-    return xxhash.xxh3_128(seed=seed)
-
-
 def digest(data: Buffer) -> str:
     """The unseeded digest of a small file as 32 hex characters."""
     return xxhash.xxh3_128_hexdigest(data)
-
-
-class FileHasher:
-    """Digests a part file fed in order, in buffers of any size."""
-
-    def __init__(self, save: SaveId, part: int, file: int = 0) -> None:
-        self.size = 0
-        self._save, self._part, self._file = save, part, file
-        self._digests: list[str] = []
-        self._hasher = block_hasher(block_seed(save, part, 0, file))
-
-    def update(self, data: Buffer) -> None:
-        """Take the next bytes of the file."""
-        view = memoryview(data).cast("B")
-        while len(view):
-            room = BLOCK - self.size % BLOCK
-            piece, view = view[:room], view[room:]
-            self._hasher.update(piece)
-            self.size += len(piece)
-            if self.size % BLOCK == 0:
-                self._close_block()
-
-    def hexdigests(self) -> str:
-        """The digests of all blocks so far, 32 hex characters each, as in `PartFile.blocks`."""
-        tail = self._hasher.hexdigest() if self.size % BLOCK else ""
-        return "".join(self._digests) + tail
-
-    def _close_block(self) -> None:
-        self._digests.append(self._hasher.hexdigest())
-        seed = block_seed(self._save, self._part, len(self._digests), self._file)
-        self._hasher = block_hasher(seed)
-
-
-def block_digests(data: Buffer, save: SaveId, part: int, file: int = 0) -> str:
-    """The digests of all blocks of a whole part file, as in `PartFile.blocks`."""
-    hasher = FileHasher(save, part, file)
-    hasher.update(data)
-    return hasher.hexdigests()
 
 
 def block_range(block: int, size: int) -> tuple[int, int]:

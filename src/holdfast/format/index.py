@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.errors import CorruptError, FormatError, VersionError
 from holdfast.format import checksum
-from holdfast.format.checksum import BLOCK, DIGEST_CHARS
+from holdfast.format.checksum import DIGEST_CHARS
 from holdfast.format.ids import SaveId, data_name, index_name
 from holdfast.format.limits import MAX_DIMS, MAX_FILES, MAX_INDEX, MAX_INT, MAX_PARTS
 from holdfast.format.text import reason, show, text_problem
@@ -157,11 +157,6 @@ def arrays_in(index: PartIndex, file: int, begin: int, end: int) -> list[str]:
         if piece.file == file and piece.nbytes and piece.offset < end and piece.offset + piece.nbytes > begin
     )
     return list(dict.fromkeys(name for _, name in hits))
-
-
-def blocks_of(offset: int, nbytes: int) -> range:
-    """The numbers of the blocks that a byte range touches."""
-    return range(offset // BLOCK, -(-(offset + nbytes) // BLOCK) if nbytes else offset // BLOCK)
 
 
 def check_version(version: int, where: str) -> None:

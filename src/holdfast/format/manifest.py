@@ -16,7 +16,7 @@ from holdfast.arrays.dtypes import dtype
 from holdfast.errors import CorruptError, FormatError, TreeError
 from holdfast.format import checksum
 from holdfast.format.ids import MANIFEST, SaveId, index_name
-from holdfast.format.index import VERSION, PartIndex, Slice, check_version, decode_index
+from holdfast.format.index import VERSION, PartIndex, check_version, decode_index
 from holdfast.format.limits import (
     MAX_DIMS,
     MAX_INDEX,
@@ -33,12 +33,10 @@ from holdfast.format.owners import (
     cell,
     check_owners,
     cuts_problem,
-    decode_owners,
-    encode_owners,
     num_cells,
     owned,
 )
-from holdfast.format.scalars import ScalarEntry, decode_scalar, encode_scalar
+from holdfast.format.scalars import ScalarEntry, decode_scalar
 from holdfast.format.text import reason, show, text_problem
 
 FORMAT: Final = "holdfast"
@@ -290,21 +288,3 @@ def _array_problem(entry: ArrayEntry) -> str | None:
     if entry.axes is not None and len(entry.axes) != len(entry.shape):
         return f"has {len(entry.axes)} logical axes for {len(entry.shape)} dimensions"
     return None
-
-
-__all__ = [
-    "ArrayEntry",
-    "Manifest",
-    "PartEntry",
-    "ScalarEntry",
-    "Slice",
-    "check_part",
-    "decode_manifest",
-    "decode_owners",
-    "decode_scalar",
-    "encode_manifest",
-    "encode_owners",
-    "encode_scalar",
-    "owned_cells",
-    "part_index",
-]

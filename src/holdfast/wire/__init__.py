@@ -1,5 +1,5 @@
 """Framed messages between processes, with limits checked before memory is taken."""
 
-from holdfast.wire.frames import MAX_FRAME, ConnectionLost, FrameSocket
+from holdfast.wire.frames import ConnectionLost, FrameSocket
 
-__all__ = ["MAX_FRAME", "ConnectionLost", "FrameSocket"]
+__all__ = ["ConnectionLost", "FrameSocket"]
