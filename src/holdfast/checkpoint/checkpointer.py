@@ -271,9 +271,21 @@ class Checkpointer:
         )
 
     def _load_step(self, step: int, into: Any, options: LoadOptions) -> Any:
+        problem: HoldfastError | None = None
+        for manifest, stores in self._sources(step):
+            try:
+                return self._load_save(step, manifest, stores, into, options)
+            except (FormatError, StorageError) as error:
+                problem = problem or error
+                log.warning("save %s of step %d cannot be loaded: %s", manifest.save, step, error)
+        assert problem is not None
+        raise problem
+
+    def _load_save(
+        self, step: int, manifest: Manifest, stores: Sequence[LocalStore], into: Any, options: LoadOptions
+    ) -> Any:
         started = time.monotonic()
         self._note(journal.LoadStarted(step=step))
-        stores, manifest = self._sources(step)
         rank, world = self._who()
         work = StepLoad(manifest, into, options, rank=rank, world=world)
         tree, pipeline = work.run(stores, self._bad_block)
@@ -288,25 +300,27 @@ class Checkpointer:
         self._note(journal.LoadFinished(step=step, bytes=work.nbytes, seconds=seconds))
         return tree
 
-    def _sources(self, step: int) -> tuple[list[LocalStore], Manifest]:
-        """The folders that hold this very save, the first of them readable, and its manifest."""
-        found: list[LocalStore] = []
-        manifest: Manifest | None = None
+    def _sources(self, step: int) -> list[tuple[Manifest, list[LocalStore]]]:
+        """The saves of a step that are in this folder and its copies, each with the folders that have it."""
+        found: list[tuple[Manifest, list[LocalStore]]] = []
         problems: list[HoldfastError] = []
         for store in (self._store, *self._copies):
             try:
-                candidate = step_manifest(store, step)
+                manifest = step_manifest(store, step)
             except HoldfastError as error:
                 problems.append(error)
                 continue
-            if manifest is None or candidate == manifest:
-                manifest = candidate
-                found.append(store)
-        if manifest is None:
+            for known, stores in found:
+                if known == manifest:
+                    stores.append(store)
+                    break
+            else:
+                found.append((manifest, [store]))
+        if not found:
             raise problems[0]
-        if found[0] is not self._store:
+        if found[0][1][0] is not self._store:
             log.warning("step %d: reading a copy instead: %s", step, problems[0].message)
-        return found, manifest
+        return found
 
     def _bad_block(self, error: CorruptError, root: str) -> None:
         log.warning("bad block in %s: %s", root, error.message)

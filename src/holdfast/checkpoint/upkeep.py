@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from holdfast import faults
 from holdfast.checkpoint.steps import PINS
+from holdfast.coord import HELLO
 from holdfast.errors import HoldfastError
 from holdfast.format import MANIFEST, parse_file_name, parse_step_folder, read_manifest, step_folder
 from holdfast.storage import TEMPORARY, LocalStore
@@ -87,7 +88,7 @@ def clean(store: LocalStore, note: Callable[[str, str], None]) -> None:
 
 
 def _clean_agreement(store: LocalStore) -> None:
-    """Remove the ballots of saves that nobody is at work on any more."""
+    """Remove the records of earlier sessions, and the ballots of saves that nobody is at work on."""
     live = {
         _attempt(name)
         for folder in store.names()
@@ -95,6 +96,9 @@ def _clean_agreement(store: LocalStore) -> None:
         for name in store.names(folder)
         if store.is_written(folder, name)
     }
+    for name in store.names(WORK, AGREEMENT, HELLO):
+        with suppress(HoldfastError):
+            store.remove(WORK, AGREEMENT, HELLO, name)
     for name in store.names(WORK, AGREEMENT):
         topic, _, what = name.rpartition(".")
         stale = what == "decision" or what.startswith("vote-") or name.startswith(TEMPORARY)

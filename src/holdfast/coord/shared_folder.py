@@ -16,17 +16,19 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, final
 
 import msgspec
 
 from holdfast.clock import Deadline
-from holdfast.errors import MissingRanksError, UsageError
+from holdfast.errors import MissingPathError, MissingRanksError, UsageError
 from holdfast.storage import LocalStore
 
 _MAX_RECORD: Final = 1 << 20
 _POLL_S: Final = 0.005
-_HELLO: Final = "hello"
+HELLO: Final = "hello"
+"""The folder in which the ranks of a launch find each other."""
 _TOPIC: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,150}")
 
 
@@ -43,22 +45,22 @@ class SharedFolderAgreement:
 
     def session(self, timeout_s: float) -> str:
         self._store.make_root()
-        self._store.make_folder(_HELLO)
+        self._store.make_folder(HELLO)
         deadline = Deadline(timeout_s)
         return self._invite(deadline) if self.rank == 0 else self._answer(deadline)
 
     def _invite(self, deadline: Deadline) -> str:
         session = uuid.uuid4().hex[:12]
-        self._store.create(_HELLO, f"{session}.invite", data=b"{}")
+        self._store.create(HELLO, f"{session}.invite", data=b"{}")
         nonces: dict[int, str] = {}
         while len(nonces) < self.world - 1:
-            for name in self._store.names(_HELLO):
+            for name in self._store.names(HELLO):
                 parts = name.split(".")
                 if len(parts) == 3 and parts[0] == session and parts[1].isdigit():
                     nonces[int(parts[1])] = parts[2]
             missing = [rank for rank in range(1, self.world) if rank not in nonces]
             self._wait(deadline, missing, "join the run's checkpoint session")
-        self._store.create(_HELLO, f"{session}.confirm", data=msgspec.json.encode(nonces))
+        self._store.create(HELLO, f"{session}.confirm", data=msgspec.json.encode(nonces))
         self._sweep(session)
         return session
 
@@ -66,26 +68,31 @@ class SharedFolderAgreement:
         nonce = uuid.uuid4().hex
         answered: set[str] = set()
         while True:
-            names = self._store.names(_HELLO)
+            names = self._store.names(HELLO)
             for name in names:
                 session, _, what = name.partition(".")
                 if what == "invite" and session not in answered:
-                    answered.add(session)
-                    self._store.create(_HELLO, f"{session}.{self.rank}.{nonce}", data=b"{}")
+                    # An old session may be swept away by rank 0 while it is being answered.
+                    with suppress(MissingPathError):
+                        self._store.create(HELLO, f"{session}.{self.rank}.{nonce}", data=b"{}")
+                        answered.add(session)
             for session in answered:
                 if f"{session}.confirm" in names and self._confirms(session, nonce):
                     return session
             self._wait(deadline, [0], "open the run's checkpoint session")
 
     def _confirms(self, session: str, nonce: str) -> bool:
-        data = self._store.read(_HELLO, f"{session}.confirm", max_bytes=_MAX_RECORD)
+        try:
+            data = self._store.read(HELLO, f"{session}.confirm", max_bytes=_MAX_RECORD)
+        except MissingPathError:
+            return False  # an old session, which rank 0 is sweeping away just now
         return msgspec.json.decode(data, type=dict[int, str]).get(self.rank) == nonce
 
     def _sweep(self, session: str) -> None:
         """Remove the records of earlier launches; the ranks of this one may still be reading theirs."""
-        for name in self._store.names(_HELLO):
+        for name in self._store.names(HELLO):
             if not name.startswith(session):
-                self._store.remove(_HELLO, name)
+                self._store.remove(HELLO, name)
 
     def vote(self, topic: str, ballot: bytes) -> None:
         self._store.create(self._name(topic, f"vote-{self.rank}"), data=ballot)

@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Mapping
 from typing import final
 
+from holdfast.errors import MissingRanksError
+
 
 @final
 class SoloAgreement:
@@ -26,7 +28,12 @@ class SoloAgreement:
         self._ballots.setdefault(topic, ballot)
 
     def ballots(self, topic: str, timeout_s: float) -> Mapping[int, bytes]:
-        return {0: self._ballots[topic]}
+        if topic in self._ballots:
+            return {0: self._ballots[topic]}
+        if topic in self._outcomes:
+            return {}
+        # Nobody else could cast it while this call waits.
+        raise MissingRanksError(f"rank 0 did not vote on {topic} in time", ranks=[0])
 
     def decide(self, topic: str, outcome: bytes) -> bytes:
         return self._outcomes.setdefault(topic, outcome)

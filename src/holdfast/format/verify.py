@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from holdfast.errors import CorruptError, HoldfastError
 from holdfast.format.checksum import BLOCK, block_range, num_blocks
-from holdfast.format.ids import MANIFEST, index_name
+from holdfast.format.ids import MANIFEST, index_name, step_folder
 from holdfast.format.index import PartIndex, check_block
 from holdfast.format.limits import MAX_INDEX, MAX_MANIFEST
 from holdfast.format.manifest import Manifest, decode_manifest, part_index
@@ -77,6 +77,9 @@ def verify_step(
     except HoldfastError as error:
         yield _problem(MANIFEST, error)
         return
+    if folder != step_folder(manifest.save.step):
+        text = f"{folder}: its manifest is that of step {manifest.save.step}; the folder was renamed"
+        yield Problem(MANIFEST, None, (), text)
     done = 0
     for entry in manifest.parts:
         try:

@@ -126,10 +126,10 @@ class LocalStore:
         """Create a file with `data` if the name is free, durably; False if it is taken. Atomic."""
         path = self.path(*names)
         with self._doing("create", path):
-            temporary = self._write_temporary(path, data)
-            created = self.files.link(temporary, path)
-            with suppress(FileNotFoundError):  # gone where a rename had to serve as the link
-                self.files.unlink(temporary)
+            with self._temporary(path, data) as temporary:
+                created = self.files.link(temporary, path)
+                with suppress(FileNotFoundError):  # gone where a rename had to serve as the link
+                    self.files.unlink(temporary)
             self.files.sync_folder(os.path.dirname(path))
         return created
 
@@ -137,10 +137,13 @@ class LocalStore:
         """Put `data` under a name, durably: a reader sees the old file or the new one. Atomic."""
         path = self.path(*names)
         with self._doing("replace", path):
-            self.files.rename(self._write_temporary(path, data), path)
+            with self._temporary(path, data) as temporary:
+                self.files.rename(temporary, path)
             self.files.sync_folder(os.path.dirname(path))
 
-    def _write_temporary(self, path: str, data: bytes) -> str:
+    @contextmanager
+    def _temporary(self, path: str, data: bytes) -> Iterator[str]:
+        """A durable file with `data` beside `path`, locked so that no cleaning takes it for a leftover."""
         folder, name = os.path.split(path)
         temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{name}")
         with self.files.opened(self.files.create(temporary, exclusive=True)) as fd:
@@ -151,7 +154,7 @@ class LocalStore:
             except OSError:
                 self.files.unlink(temporary)
                 raise
-        return temporary
+            yield temporary
 
     def remove(self, *names: str) -> bool:
         """Remove a file; False if it was not there. Not durable until the folder is synced."""

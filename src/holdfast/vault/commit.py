@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, final
 
 import msgspec
@@ -90,6 +91,17 @@ def existing_step(store: LocalStore, order: Order) -> str | None:
     )
 
 
+def is_committed(store: LocalStore, save: SaveId) -> bool:
+    """Whether the manifest of this very save is there. Fails: StorageError."""
+    folder = step_folder(save.step)
+    if not store.exists(folder, MANIFEST):
+        return False
+    try:
+        return decode_manifest(store.read(folder, MANIFEST, max_bytes=MAX_MANIFEST)).save == save
+    except FormatError:
+        return False
+
+
 def withdraw(agreement: Agreement, save: SaveId, reason: str) -> None:
     """Take this rank out of a save, which aborts it for all; harmless if it is decided already."""
     topic = _topic(save)
@@ -131,12 +143,27 @@ class Commit:
         first = ballots[0]
         self._create(encode_manifest(manifest), first.replaces)
         if first.replaces is not None and self._agreement.rank == 0:
-            self._remove_replaced()
+            # The step is durable: what cannot be removed is left for the next start to clean.
+            with suppress(HoldfastError):
+                self._remove_replaced()
 
     def withdraw(self, reason: str) -> None:
         """Tell the others that this rank has failed, so that they do not wait for it."""
         if not self._voted:
             withdraw(self._agreement, self._order.save, reason)
+
+    def is_over(self) -> bool:
+        """Whether this save certainly is not and never will be committed, so that its files may go."""
+        if not self._voted:
+            return True
+        try:
+            reason = f"rank {self._agreement.rank} failed after its vote"
+            if self._agreement.decide(self._topic, _ABORT + reason.encode()) != _COMMIT:
+                return True
+            # Another rank may create the manifest yet; alone, this one knows.
+            return self._agreement.world == 1 and not is_committed(self._store, self._order.save)
+        except HoldfastError:
+            return False
 
     def _vote(self, index: bytes, replaces: str | None) -> None:
         order, recipe = self._order, self._recipe
@@ -156,8 +183,8 @@ class Commit:
             meta=order.meta if lead else b"{}",
             replaces=replaces,
         )
+        self._voted = True  # whether or not the call succeeds, the others may see the ballot from here on
         self._agreement.vote(self._topic, msgspec.msgpack.encode(ballot))
-        self._voted = True
 
     def _decide(self) -> Mapping[int, Ballot]:
         try:
@@ -214,10 +241,15 @@ class Commit:
     def _create(self, data: bytes, replaces: str | None) -> None:
         folder = step_folder(self._order.save.step)
         if self._agreement.rank != 0 and self._appeared(folder):
+            # Seen is not synced: rank 0 may still be at it, and this rank is about to say "durable".
+            self._store.sync_folder(folder)
+            self._store.sync_folder()
             return
         if replaces is not None:
             self._store.replace(folder, MANIFEST, data=data)
-        elif not self._store.create(folder, MANIFEST, data=data) and not self._is_ours(folder):
+        elif not self._store.create(folder, MANIFEST, data=data) and not is_committed(
+            self._store, self._order.save
+        ):
             raise StepExistsError(
                 f"another run committed step {self._order.save.step} first",
                 hint="do two runs write to the same folder?",
@@ -230,17 +262,11 @@ class Commit:
         """Whether rank 0 created the manifest in time."""
         deadline = Deadline(_TAKEOVER_S)
         while not deadline.expired():
-            if self._store.exists(folder, MANIFEST) and self._is_ours(folder):
-                return True
+            with suppress(HoldfastError):
+                if is_committed(self._store, self._order.save):
+                    return True
             time.sleep(_POLL_S)
         return False
-
-    def _is_ours(self, folder: str) -> bool:
-        try:
-            found = decode_manifest(self._store.read(folder, MANIFEST, max_bytes=MAX_MANIFEST))
-        except FormatError:
-            return False
-        return found.save == self._order.save
 
     def _remove_replaced(self) -> None:
         """Remove the parts of the attempt that was replaced; never those of a live writer."""

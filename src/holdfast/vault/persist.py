@@ -36,7 +36,7 @@ from holdfast.format import (
     step_folder,
 )
 from holdfast.storage import LocalStore, PartWriter
-from holdfast.vault.commit import Commit, existing_step, forget
+from holdfast.vault.commit import Commit, existing_step, forget, is_committed
 from holdfast.vault.crew import Crew
 from holdfast.vault.intents import Intent, announce
 from holdfast.vault.messages import Order, Outcome, Recipe
@@ -160,7 +160,8 @@ class Persister:
             job.image.release()
             if job.intent is not None:
                 job.intent.close()
-            self._forget(job)
+            if outcome.committed:
+                self._forget(job)
             self._on_done(job.order.seq, outcome)
             with self._idle:
                 self._pending -= 1
@@ -171,6 +172,10 @@ class Persister:
         commit = Commit(self._store, self._agreement, job.order, job.recipe)
         try:
             faults.site("vault.begin")
+            if is_committed(self._store, order.save):  # a vault that died right after the commit
+                self._store.sync_folder(step_folder(order.save.step))
+                self._store.sync_folder()
+                return Outcome(nbytes=job.recipe.size, seconds=max(0.0, time.time() - order.created))
             replaced = existing_step(self._store, order) if self._agreement.rank == 0 else None
             # The writer keeps its lock until the step is committed: a cleaning elsewhere must not
             # take the part for a leftover while this rank waits for the others.
@@ -181,12 +186,17 @@ class Persister:
         except Exception as error:
             with suppress(Exception):
                 commit.withdraw(str(error))
-            self._discard(job)
+            if commit.is_over():
+                self._discard(job)
             return _failure(error)
         return Outcome(nbytes=job.recipe.size, seconds=max(0.0, time.time() - order.created))
 
     def _forget(self, job: Job) -> None:
-        """Free the ballots of the save before this one: by now every rank has acted on them."""
+        """Free the ballots of the save committed before this one.
+
+        This commit took a ballot from every rank's writer, so each has finished the save before. An aborted
+        save says nothing of the kind: a trainer withdraws while its writer is still at work.
+        """
         over, self._over = self._over, job.order.save
         if over is not None and self._agreement.rank == 0:
             with suppress(HoldfastError):  # left for the next start to clean
@@ -197,8 +207,11 @@ class Persister:
         save, recipe = job.order.save, job.recipe
         folder = step_folder(save.step)
         self._store.make_folder(folder)
-        recycled = take_recycled(self._store, recipe.part, recipe.size) if self._recycle else None
         name = data_name(recipe.part, save.attempt)
+        # A file of this name was written by a vault that died, perhaps after its vote: it may be part of a
+        # committed step by now, so the same bytes go over it in place.
+        fresh = self._recycle and not self._store.exists(folder, name)
+        recycled = take_recycled(self._store, recipe.part, recipe.size) if fresh else None
         writer = self._store.write_part(folder, name, size=recipe.size, recycled=recycled)
         faults.site("vault.reserved")
         return writer
