@@ -44,8 +44,7 @@ def test_expired_deadline_names_who_was_waited_for_and_how_long() -> None:
     with pytest.raises(DeadlineError) as caught:
         deadline.check("rank 3's vote", hint="look at rank 3's log")
     assert str(caught.value) == (
-        "waited 4.2 s for rank 3's vote, since 00:00:00 UTC (timeout_s=3)"
-        "\n\nhint: look at rank 3's log"
+        "waited 4.2 s for rank 3's vote, since 00:00:00 UTC (timeout_s=3)\n\nhint: look at rank 3's log"
     )
     assert isinstance(caught.value, TimeoutError)
 

@@ -126,9 +126,7 @@ def run_armed(spec: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("action", "status"), [("kill", -signal.SIGKILL), ("exit", 17), ("raise@2", 0)]
-)
+@pytest.mark.parametrize(("action", "status"), [("kill", -signal.SIGKILL), ("exit", 17), ("raise@2", 0)])
 def test_environment_arms_a_process(action: str, status: int) -> None:
     with run_armed(f"{SITE}:{action}") as process:
         out, _ = process.communicate(timeout=30)

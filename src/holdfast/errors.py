@@ -126,6 +126,7 @@ _OS_ERRORS: dict[int, tuple[type[StorageError], str | None]] = {
     errno.EACCES: (ReadOnlyError, "check the owner and mode of the path"),
     errno.EPERM: (ReadOnlyError, "check the owner and mode of the path"),
     errno.ENOENT: (MissingPathError, "check the path; was the folder removed or unmounted?"),
+    errno.EIO: (StorageError, "the device reports an I/O error; look at the kernel log"),
     errno.ENOTDIR: (MissingPathError, "a file stands where a folder is needed"),
 }
 

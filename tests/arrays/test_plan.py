@@ -56,9 +56,7 @@ def _filled(array: ArrayLayout, content: npt.NDArray[Any]) -> _Buffers:
     }
 
 
-def _execute(
-    one: ArrayPlan, source: ArrayLayout, target: ArrayLayout, ranks: Collection[int] | None
-) -> None:
+def _execute(one: ArrayPlan, source: ArrayLayout, target: ArrayLayout, ranks: Collection[int] | None) -> None:
     content = _content(source)
     have, want = _filled(source, content), _filled(target, content)
     if ranks is not None:
@@ -68,9 +66,7 @@ def _execute(
     for row in range(len(one)):
         from_box, to_box = int(one.source_box[row]), int(one.target_box[row])
         key = (to_box, int(one.target_holder[row]))
-        copy = move(
-            one.lo[row], one.hi[row], source.boxes[from_box], target.boxes[to_box], one.itemsize
-        )
+        copy = move(one.lo[row], one.hi[row], source.boxes[from_box], target.boxes[to_box], one.itemsize)
         assert copy is not None, "no row of a plan is empty"
         copy.apply(have[from_box, int(one.source_holder[row])], got[key])
         mark = np.zeros(written[key].size, np.uint8)
@@ -84,9 +80,7 @@ def _execute(
 
 @untimed
 @given(layout_pairs(), st.none() | st.sets(st.integers(0, 7)))
-def test_executed_plans_equal_numpy_slices(
-    pair: tuple[Layout, Layout], ranks: set[int] | None
-) -> None:
+def test_executed_plans_equal_numpy_slices(pair: tuple[Layout, Layout], ranks: set[int] | None) -> None:
     source, target = pair
     made = plan(source, target, ranks=ranks)
     assert list(made) == list(target)
@@ -147,9 +141,7 @@ def test_independent_ranks_spread_over_the_replicas(count: int) -> None:
     # Alternating sizes: turns must follow bytes, not the position in the tree.
     sizes = [4096 if number % 2 else 16 for number in range(count)]
     source = {f"a{i}": ArrayLayout.whole("float32", (n,), range(4)) for i, n in enumerate(sizes)}
-    target = {
-        f"a{i}": ArrayLayout.whole("float32", (n,), range(8, 24)) for i, n in enumerate(sizes)
-    }
+    target = {f"a{i}": ArrayLayout.whole("float32", (n,), range(8, 24)) for i, n in enumerate(sizes)}
     apart = [plan(Layout(source), Layout(target), ranks=[rank]) for rank in range(8, 24)]
     served = _bytes_by_source(apart)
     assert served == _bytes_by_source([plan(Layout(source), Layout(target))])

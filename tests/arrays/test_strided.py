@@ -44,9 +44,7 @@ def test_nbytes_and_spans(made: tuple[Move, int, int]) -> None:
 
 @untimed
 @given(moves(), st.data())
-def test_clip_keeps_exactly_the_bytes_in_range(
-    made: tuple[Move, int, int], data: st.DataObject
-) -> None:
+def test_clip_keeps_exactly_the_bytes_in_range(made: tuple[Move, int, int], data: st.DataObject) -> None:
     one, _, _ = made
     first, last = one.source_span()
     lo = data.draw(st.integers(first - 2, last + 2))
@@ -74,9 +72,7 @@ def test_coalesce_keeps_every_byte_and_joins_what_clip_cut(
     one, _, _ = made
     first, last = one.source_span()
     at = sorted(data.draw(st.lists(st.integers(first, last), max_size=5)))
-    parts = [
-        part for lo, hi in zip([first, *at], [*at, last], strict=True) for part in one.clip(lo, hi)
-    ]
+    parts = [part for lo, hi in zip([first, *at], [*at, last], strict=True) for part in one.clip(lo, hi)]
     joined = coalesce(data.draw(st.permutations(parts)))
     assert sorted(pair for part in joined for pair in byte_pairs(part)) == sorted(byte_pairs(one))
     assert len(joined) <= len(parts)

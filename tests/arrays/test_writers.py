@@ -16,12 +16,9 @@ from tests.arrays.strategies import layouts, shapes, untimed
 
 @untimed
 @given(st.data(), st.integers(1, 40))
-def test_spread_refines_and_covers_every_byte_once(
-    data: st.DataObject, min_split_bytes: int
-) -> None:
+def test_spread_refines_and_covers_every_byte_once(data: st.DataObject, min_split_bytes: int) -> None:
     arrays = {
-        f"a{i}": data.draw(layouts("float16", data.draw(shapes)))
-        for i in range(data.draw(st.integers(1, 3)))
+        f"a{i}": data.draw(layouts("float16", data.draw(shapes))) for i in range(data.draw(st.integers(1, 3)))
     }
     before = Layout(arrays)
     after = spread(before, min_split_bytes=min_split_bytes)
@@ -55,9 +52,7 @@ def _loads(layout: Layout) -> Counter[int]:
 def test_a_replicated_state_is_balanced_within_a_tenth(holders: int) -> None:
     random = np.random.default_rng(holders)
     arrays = {
-        f"layer{i}": ArrayLayout.whole(
-            "float32", random.integers(1, 4096, 2).tolist(), range(holders)
-        )
+        f"layer{i}": ArrayLayout.whole("float32", random.integers(1, 4096, 2).tolist(), range(holders))
         for i in range(600)
     }
     loads = _loads(spread(Layout(arrays)))

@@ -42,8 +42,7 @@ def test_no_file_or_folder_has_a_vague_name() -> None:
         str(path.relative_to(REPO))
         for root in roots
         for path in root.rglob("*")
-        if "__pycache__" not in path.parts
-        and path.name.split(".")[0].removeprefix("test_").lower() in VAGUE
+        if "__pycache__" not in path.parts and path.name.split(".")[0].removeprefix("test_").lower() in VAGUE
     ]
     assert not vague
 

@@ -159,9 +159,7 @@ def test_append_works_from_a_signal_handler(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 10, 40])
-def test_torn_tail_costs_one_line_and_the_next_writer_starts_afresh(
-    tmp_path: Path, cut: int
-) -> None:
+def test_torn_tail_costs_one_line_and_the_next_writer_starts_afresh(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "journal"
     append_all(path, SaveStarted(step=1), SaveStarted(step=2))
     path.write_bytes(path.read_bytes()[:-cut])
@@ -235,9 +233,7 @@ def test_huge_event_is_clipped_not_lost() -> None:
     assert record.event.block == 1
     assert record.event.arrays[-1] == "… and 4900 more"
     assert record.event.reason.startswith("éé")
-    assert (
-        len(encode(1.0, 2.0, 3, "x", BlockBad("\0" * 9999, 1, ("\0" * 999,) * 9999, ""))) < MAX_LINE
-    )
+    assert len(encode(1.0, 2.0, 3, "x", BlockBad("\0" * 9999, 1, ("\0" * 999,) * 9999, ""))) < MAX_LINE
 
 
 def test_reading_what_is_not_there_is_a_typed_error(tmp_path: Path) -> None:
@@ -248,9 +244,7 @@ def test_reading_what_is_not_there_is_a_typed_error(tmp_path: Path) -> None:
 # A disk that refuses.
 
 
-def test_full_disk_never_raises_drops_and_recovers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_full_disk_never_raises_drops_and_recovers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "journal"
     path.symlink_to("/dev/full")
     writer = Journal(path, capacity=100)

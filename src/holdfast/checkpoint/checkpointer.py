@@ -370,7 +370,7 @@ class Checkpointer:
 
     def pin(self, step: int) -> None:
         """Keep a step whatever the retention policy says."""
-        self._existing(step)
+        step_manifest(self._store, step)
         self._store.make_folder(WORK)
         self._store.make_folder(WORK, PINS)
         self._store.create(WORK, PINS, step_folder(step), data=b"")

@@ -60,9 +60,9 @@ class SaveHandle:
         """Wait until later steps may overwrite or donate the saved arrays.
 
         Call it before the next donating call. Where `save` copies before it returns, as on CPU, there is
-        nothing to wait for.
+        nothing to wait for. A save that failed holds nothing back either; `durable` tells of it.
         """
-        self._reach(SaveState.CAPTURED, 600.0)
+        self._wait(SaveState.CAPTURED, 600.0)
 
     def staged(self, timeout_s: float = 600.0) -> None:
         """Wait until the save survives the death of this process (with a vault).
@@ -90,6 +90,11 @@ class SaveHandle:
         return f"SaveHandle(step={self.step}, {self._state})"
 
     def _reach(self, wanted: SaveState, timeout_s: float) -> None:
+        self._wait(wanted, timeout_s)
+        if self._error is not None:
+            raise self._error
+
+    def _wait(self, wanted: SaveState, timeout_s: float) -> None:
         deadline = Deadline(timeout_s)
         with self._changed:
             while _RANK.get(self._state, 99) < _RANK[wanted]:
@@ -100,8 +105,6 @@ class SaveHandle:
                         f"not yet {wanted}",
                         hint="a slow or stuck disk? the save goes on; wait again with a longer timeout",
                     )
-            if self._error is not None:
-                raise self._error
 
     def _advance(self, state: SaveState, error: HoldfastError | None = None) -> bool:
         """Move on to a later state; False if the save is over or further already."""

@@ -184,7 +184,13 @@ class Saver:
         )
         with self._changed:
             self._under_way[seq] = (handle, number, plan.size)
-        self._writer.begin(order)
+        try:
+            self._writer.begin(order)
+        except BaseException:
+            with self._changed:
+                del self._under_way[seq]
+            self._slots.give_back(number)
+            raise
         try:
             saving.ready(plan, flat)
             capture = saving.Capture(
@@ -239,12 +245,20 @@ class Saver:
 
     def done(self, seq: int, outcome: Outcome) -> None:
         with self._changed:
-            found = self._under_way.pop(seq, None)
-            self._changed.notify_all()
+            found = self._under_way.get(seq)
         if found is None:
             return
         handle, number, _ = found
         self._slots.give_back(number)
+        try:
+            self._ended(handle, outcome)
+        finally:
+            # Last, so that whoever waits for the end of all saves finds their handles settled.
+            with self._changed:
+                self._under_way.pop(seq, None)
+                self._changed.notify_all()
+
+    def _ended(self, handle: SaveHandle, outcome: Outcome) -> None:
         if not outcome.committed:
             self._fail(handle, outcome_error(outcome))
             return

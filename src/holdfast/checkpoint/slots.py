@@ -31,12 +31,13 @@ class SlotPool:
         self._on_busy = on_busy
         self._slots: dict[int, Slot] = {}
         self._free: list[int] = []
+        self._coming = 0  # bytes of a slot that is being made
         self._changed = threading.Condition()
 
     @property
     def nbytes(self) -> int:
         """Host memory taken for slots."""
-        return sum(slot.size for slot in self._slots.values())
+        return sum(slot.size for slot in self._slots.values()) + self._coming
 
     def take(self, size: int, timeout_s: float) -> tuple[int, Slot] | None:
         """A free slot of at least `size` bytes; None if there is none and the policy is to skip.
@@ -51,14 +52,13 @@ class SlotPool:
         deadline = Deadline(timeout_s)
         with self._changed:
             while True:
-                number = self._fitting(size)
+                number = self._free_slot(size)
                 if number is not None:
                     self._free.remove(number)
                     return number, self._slots[number]
                 if self._may_grow(size):
-                    number, slot = self._writer.make_slot(size)
-                    self._slots[number] = slot
-                    return number, slot
+                    self._coming += size
+                    break
                 if self._on_busy == "skip":
                     return None
                 if not self._changed.wait(deadline.remaining()):
@@ -67,13 +67,30 @@ class SlotPool:
                         hint="the disk is slower than the saves; save less often or on_busy='skip'",
                     )
 
+        return self._grow(size)
+
+    def _grow(self, size: int) -> tuple[int, Slot]:
+        # Not under the lock: the writer's threads give slots back while it makes this one.
+        try:
+            number, slot = self._writer.make_slot(size)
+        except BaseException:
+            with self._changed:
+                self._coming -= size
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            self._coming -= size
+            self._slots[number] = slot
+        return number, slot
+
     def give_back(self, number: int) -> None:
         """The save in this slot is over."""
         with self._changed:
             self._free.append(number)
             self._changed.notify_all()
 
-    def _fitting(self, size: int) -> int | None:
+    def _free_slot(self, size: int) -> int | None:
+        """A free slot that is large enough; smaller free ones are dropped."""
         for number in self._free:
             if self._slots[number].size >= size:
                 return number
@@ -85,9 +102,9 @@ class SlotPool:
         return None
 
     def _may_grow(self, size: int) -> bool:
-        total = self.nbytes + size
-        if self._limit is not None and total > self._limit:
+        if self._limit is not None and self.nbytes + size > self._limit:
             return False
+        count = len(self._slots) + bool(self._coming)
         if self._on_busy == "queue":
-            return self._limit is not None or len(self._slots) < 2 * self._count
-        return len(self._slots) < self._count
+            return self._limit is not None or count < 2 * self._count
+        return count < self._count

@@ -100,8 +100,11 @@ class JaxSink:
         numpy_dtype = dtype_of(layout.dtype).numpy
         found = []
         for box, data in boxes.items():
+            # An empty array is described as one box, but its devices have shards all the same.
+            empty = 0 in layout.shape
             extents = layout.boxes[box, :, 1] - layout.boxes[box, :, 0]
-            host = data.view(numpy_dtype).reshape(extents.tolist())
+            shape = self._sharding.shard_shape(layout.shape) if empty else extents.tolist()
+            host = data.view(numpy_dtype).reshape(shape)
             found += [(host, device) for device in self._devices[box]]
         return found
 
@@ -166,6 +169,11 @@ class JaxAdapter:
         return leaf.shape, leaf.dtype, leaf.sharding
 
     def describe(self, leaf: Any, rank: int, world: int) -> Description:
+        if not isinstance(leaf, jax.Array):
+            raise TreeError(
+                "is the description of an array, not an array",
+                hint="descriptions are for load(into=...); save what they describe",
+            )
         if leaf.is_deleted():
             raise _donated()
         impl = str(jax.random.key_impl(leaf)) if _is_key(leaf.dtype) else None
@@ -226,9 +234,16 @@ def _on_cpu(sharding: Sharding) -> bool:
     return bool(device.platform == "cpu")
 
 
+@lru_cache(maxsize=256)
+def _is_packed(dtype: Any) -> bool:
+    """Whether a device keeps several elements of this type in a byte."""
+    info = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
+    return dtype.itemsize == 1 and dtype != np.bool_ and info(dtype).bits < 8
+
+
 def _in_host_memory(leaf: Any) -> bool:
-    """Whether the bytes of an array's shards can be read by address: on CPU devices, row-major."""
-    if not _on_cpu(leaf.sharding):
+    """Whether the bytes of an array's shards can be read by address: on CPU, unpacked, row-major."""
+    if not _on_cpu(leaf.sharding) or _is_packed(leaf.dtype):
         return False
     if leaf.ndim < 2:
         return True

@@ -74,12 +74,14 @@ class Files:
 
     def write_at(self, fd: int, data: Bytes, offset: int) -> None:
         """Write all of `data` at `offset`."""
-        view = memoryview(data).cast("B")
-        while view:
-            written = os.pwrite(fd, view, offset)
-            if written <= 0:
-                raise OSError(errno.EIO, "short write")
-            view, offset = view[written:], offset + written
+        done = 0
+        with memoryview(data) as whole:
+            while done < whole.nbytes:
+                with whole[done:] as left:
+                    written = os.pwrite(fd, left, offset + done)
+                if written <= 0:
+                    raise OSError(errno.EIO, "short write")
+                done += written
 
     def sync(self, fd: int) -> None:
         """Make the file's bytes and size durable."""

@@ -252,9 +252,11 @@ class PartWriter:
         aligned = len(data) // ALIGN * ALIGN if self._direct is not None else 0
         with self._store._doing("write", self.path):
             if aligned and self._direct is not None:
-                self._files.write_at(self._direct, data[:aligned], offset)
+                with data[:aligned] as head:
+                    self._files.write_at(self._direct, head, offset)
             if aligned < len(data):
-                self._files.write_at(self._fd, data[aligned:], offset + aligned)
+                with data[aligned:] as tail:
+                    self._files.write_at(self._fd, tail, offset + aligned)
 
     def sync(self) -> None:
         """Make every byte written so far durable."""

@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final, final
 
 from holdfast.errors import VaultError
@@ -40,13 +41,16 @@ class Slot:
     def make(size: int) -> Slot:
         """A new slot of at least `size` bytes, not yet faulted in."""
         rounded = max(PAGE, -(-size // PAGE) * PAGE)
+        fd = -1
         try:
             fd = os.memfd_create("holdfast-slot", os.MFD_CLOEXEC)
             os.ftruncate(fd, rounded)
             return Slot(fd, rounded)
-        except OSError as error:
+        except (OSError, OverflowError, ValueError) as error:
+            if fd >= 0:
+                os.close(fd)
             raise VaultError(
-                f"cannot make an arena slot of {rounded:,} bytes: {error.strerror or error}",
+                f"cannot make an arena slot of {rounded:,} bytes: {error}",
                 hint="the host is short of memory; save fewer arrays per process or use fewer slots",
             ) from error
 
@@ -80,8 +84,9 @@ class Slot:
         return 0
 
     def close(self) -> None:
-        """Unmap the memory and release the descriptor."""
-        self.view.release()
-        del self._anchor
-        self._map.close()
+        """Release the descriptor and unmap the memory, the latter once nobody looks at it any more."""
         os.close(self.fd)
+        del self._anchor
+        with suppress(BufferError):  # somebody does; the mapping goes with the last view
+            self.view.release()
+            self._map.close()

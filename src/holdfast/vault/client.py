@@ -89,7 +89,7 @@ def outcome_error(outcome: Outcome) -> HoldfastError:
     """The error that a failed outcome stands for."""
     kind = getattr(errors, outcome.kind, None)
     if isinstance(kind, type) and issubclass(kind, errors.StorageError):
-        return kind(outcome.message, path="", hint=outcome.hint)
+        return kind(outcome.message, path=outcome.path, errno_=outcome.errno, hint=outcome.hint)
     if isinstance(kind, type) and issubclass(kind, errors.MissingRanksError):
         return errors.AgreementError(outcome.message, hint=outcome.hint)
     if isinstance(kind, type) and issubclass(kind, HoldfastError):
@@ -155,8 +155,7 @@ class ThreadWriter:
     def close(self, timeout_s: float) -> bool:
         closed = self._persister.close(timeout_s)
         for slot in self._slots.values():
-            with contextlib.suppress(BufferError):  # a save that was given up may hold a view
-                slot.close()
+            slot.close()
         self._slots.clear()
         return closed
 
@@ -196,6 +195,7 @@ class VaultWriter:
         self._recipes: dict[int, Recipe] = {}
         self._pending: dict[int, _Pending] = {}
         self._closing = False
+        self._abandoned = False
         self._broken: HoldfastError | None = None
         self._answers: dict[str, tuple[Reply, list[int]]] = {}
         self._answered = threading.Condition()
@@ -259,7 +259,9 @@ class VaultWriter:
             except DeadlineError:
                 continue
             except ConnectionLost as lost:
-                if self._closing or not self._replace(lost):
+                if self._abandoned or (self._closing and not self._pending):
+                    return
+                if not self._replace(lost):
                     self._fail_all()
                     return
                 continue
@@ -270,8 +272,14 @@ class VaultWriter:
                     with self._lock:
                         self._pending.pop(seq, None)
                     self._events.done(seq, outcome)
+                    self._close_all(fds)
                 case _:
                     self._answer(type(reply).__name__, reply, fds)
+
+    @staticmethod
+    def _close_all(fds: list[int]) -> None:
+        for fd in fds:
+            os.close(fd)
 
     def _answer(self, kind: str, reply: Reply, fds: list[int]) -> None:
         with self._answered:
@@ -288,28 +296,40 @@ class VaultWriter:
             self._note(journal.VaultDied(pid=pid or 0, reason=reason))
             try:
                 self._frames = self._connect()
-                for number, slot in self._slots.items():
-                    self._frames.send(AdoptSlot(number, slot.size), (slot.fd,))
-                for recipe in self._recipes.values():
-                    self._frames.send(Define(recipe))
-                for pending in list(self._pending.values()):
-                    self._give_again(pending)
-            except (ConnectionLost, VaultError) as error:
+            except VaultError as error:
                 self._broken = error
                 log.error("no vault could be started: %s", error.message)
                 return False
+            # One that dies while it is handed the work is found dead at the next receive.
+            with contextlib.suppress(ConnectionLost):
+                self._hand_over()
             self._note(journal.VaultReplaced(old_pid=pid or 0, pid=self.pid or 0))
         self._answer("Refused", Refused("VaultDiedError", "the vault died meanwhile", None), [])
         return True
 
-    def _give_again(self, pending: _Pending) -> None:
+    def _hand_over(self) -> None:
+        """Give a new vault the slots, the recipes and every save that is not over."""
+        for pending in list(self._pending.values()):
+            self._count_life(pending)
+        for number, slot in self._slots.items():
+            self._frames.send(AdoptSlot(number, slot.size), (slot.fd,))
+        for recipe in self._recipes.values():
+            self._frames.send(Define(recipe))
+        for pending in list(self._pending.values()):
+            self._give_again(pending)
+        if self._closing:
+            self._frames.send(Bye())
+
+    def _count_life(self, pending: _Pending) -> None:
         pending.lives += 1
-        seq = pending.order.seq
         if pending.lives >= _MAX_LIVES:
+            seq = pending.order.seq
             del self._pending[seq]
             message = f"{pending.lives} vaults died while saving step {pending.order.save.step}"
             self._events.done(seq, Outcome(kind="VaultDiedError", message=message))
-            return
+
+    def _give_again(self, pending: _Pending) -> None:
+        seq = pending.order.seq
         self._frames.send(Begin(pending.order))
         self._frames.send(Ready(seq, pending.upto))
         if pending.staged:
@@ -358,22 +378,24 @@ class VaultWriter:
 
     def make_slot(self, size: int) -> tuple[int, Slot]:
         self._check()
-        number = max(self._slots, default=-1) + 1
         deadline = Deadline(_SLOT_S)
-        with self._answered:
-            self._answers.clear()
-        self._send(MakeSlot(number, size))
+        with self._lock:
+            number = max(self._slots, default=-1) + 1
+            with self._answered:
+                self._answers.clear()
+            self._send(MakeSlot(number, size))
         with self._answered:
             while not self._answers:
                 if not self._answered.wait(deadline.remaining()):
                     raise DeadlineError(f"the vault did not make a slot of {size:,} bytes in time")
             kind, (reply, fds) = self._answers.popitem()
         if isinstance(reply, SlotReady) and fds:
-            slot = Slot.adopt(fds[0], reply.size)
+            slot = Slot.adopt(fds.pop(), reply.size)
             slot.populate()  # map the pages here too: they exist, so this is quick
             with self._lock:
                 self._slots[number] = slot
             return number, slot
+        self._close_all(fds)
         message = reply.message if isinstance(reply, Refused) else f"unexpected {kind}"
         raise VaultError(f"the vault made no slot of {size:,} bytes: {message}")
 
@@ -414,11 +436,13 @@ class VaultWriter:
                 self._send(Abort(seq, reason))
 
     def close(self, timeout_s: float) -> bool:
-        self._closing = True
-        self._send(Bye())
+        with self._lock:
+            self._closing = True
+            self._send(Bye())
         # The vault closes the connection once everything staged is on disk.
         self._receiver.join(timeout_s)
         finished = not self._receiver.is_alive()
+        self._abandoned = not finished
         if self._process is not None:
             try:
                 self._process.wait(5.0 if finished else 0.0)
@@ -427,8 +451,7 @@ class VaultWriter:
                 self._process.returncode = 0  # it outlives this process by design; do not wait
         self._frames.close()
         for slot in self._slots.values():
-            with contextlib.suppress(BufferError):
-                slot.close()
+            slot.close()
         self._slots.clear()
         return finished
 

@@ -58,6 +58,8 @@ class Outcome(msgspec.Struct, frozen=True):
     kind: str = ""
     message: str = ""
     hint: str | None = None
+    path: str = ""
+    errno: int | None = None
 
     @property
     def committed(self) -> bool:

@@ -20,7 +20,7 @@ from typing import final
 from holdfast import faults, journal
 from holdfast.clock import Deadline
 from holdfast.coord import Agreement
-from holdfast.errors import DeadlineError, HoldfastError, SaveError
+from holdfast.errors import DeadlineError, HoldfastError, SaveError, StorageError
 from holdfast.format import (
     VERSION,
     PartFile,
@@ -262,10 +262,11 @@ class Persister:
         return b"".join(digests)
 
     def _write_block(self, job: Job, writer: PartWriter, block: int, begin: int, end: int) -> bytes:
-        data = job.image[begin:end]
         seed = block_seed(job.order.save, job.recipe.part, block)
-        found = block_digest(data, seed)
-        writer.write(data, begin)
+        # Released in any case: the traceback of a failed write would keep the slot mapped.
+        with job.image[begin:end] as data:
+            found = block_digest(data, seed)
+            writer.write(data, begin)
         faults.site("vault.block.written")
         return found
 
@@ -287,6 +288,10 @@ def _drained(running: deque[Future[bytes]]) -> Iterator[Future[bytes]]:
 def _failure(error: Exception) -> Outcome:
     if isinstance(error, HoldfastError):
         kind = "SaveError" if isinstance(error, _Aborted) else type(error).__name__
+        if isinstance(error, StorageError):
+            return Outcome(
+                kind=kind, message=error.message, hint=error.hint, path=error.path, errno=error.errno
+            )
         return Outcome(kind=kind, message=error.message, hint=error.hint)
     log.error("a save failed in an unforeseen way", exc_info=error)
     return Outcome(

@@ -1,7 +1,8 @@
 """Framed, typed messages over a connected Unix socket, with file descriptors alongside.
 
-A frame is a 4-byte little-endian length and that many bytes of MessagePack. The length is checked before
-memory is taken. A peer that breaks the rules costs itself the connection: every violation ends it.
+A frame is a little-endian u32 length, a u8 count of the descriptors that belong to it, and that many bytes of
+MessagePack. The length is checked before memory is taken. A peer that breaks the rules costs itself the
+connection: every violation ends it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from holdfast.errors import DeadlineError, HoldfastError
 
 MAX_FRAME: Final = 256 << 20
 _MAX_FDS: Final = 16
-_LENGTH: Final = struct.Struct("<I")
+_HEAD: Final = struct.Struct("<IB")
 
 Message = TypeVar("Message")
 
@@ -60,7 +61,7 @@ class FrameSocket(Generic[Message]):
         Blocks: until the peer has read enough, `timeout_s` at most. Fails: ConnectionLost.
         """
         body = self._encoder.encode(message)
-        frame = memoryview(_LENGTH.pack(len(body)) + body)
+        frame = memoryview(_HEAD.pack(len(body), len(fds)) + body)
         deadline = Deadline(timeout_s)
         with self._sending:
             try:
@@ -85,29 +86,36 @@ class FrameSocket(Generic[Message]):
         """
         deadline = Deadline(timeout_s)
         while True:
-            frame = self._frame()
-            if frame is not None:
-                fds, self._fds = self._fds, []
+            found = self._frame()
+            if found is not None:
+                frame, count = found
+                fds, self._fds = self._fds[:count], self._fds[count:]
                 try:
                     return self._decoder.decode(frame), fds
                 except msgspec.MsgspecError as error:
                     self.shutdown()
+                    for fd in fds:
+                        os.close(fd)
                     raise ConnectionLost(f"the peer sent a message that is none: {error}") from error
             self._fill(deadline)
 
-    def _frame(self) -> bytes | None:
-        if len(self._pending) < _LENGTH.size:
+    def _frame(self) -> tuple[bytes, int] | None:
+        """The next whole frame and the number of descriptors that came with it."""
+        if len(self._pending) < _HEAD.size:
             return None
-        (length,) = _LENGTH.unpack_from(self._pending)
+        length, fds = _HEAD.unpack_from(self._pending)
         if length > self._max_frame:
             self.shutdown()
             raise ConnectionLost(f"the peer announced a frame of {length:,} bytes")
-        end = _LENGTH.size + length
+        end = _HEAD.size + length
         if len(self._pending) < end:
             return None
-        frame = bytes(self._pending[_LENGTH.size : end])
+        if fds > len(self._fds):
+            self.shutdown()
+            raise ConnectionLost(f"the peer announced {fds} descriptors and sent {len(self._fds)}")
+        frame = bytes(self._pending[_HEAD.size : end])
         del self._pending[:end]
-        return frame
+        return frame, fds
 
     def _fill(self, deadline: Deadline) -> None:
         remaining = deadline.remaining()
@@ -115,7 +123,9 @@ class FrameSocket(Generic[Message]):
             raise DeadlineError("no message arrived in time")
         try:
             self._inward.settimeout(remaining)
-            data, ancillary, _, _ = self._inward.recvmsg(1 << 18, socket.CMSG_SPACE(4 * _MAX_FDS))
+            data, ancillary, _, _ = self._inward.recvmsg(
+                1 << 18, socket.CMSG_SPACE(4 * _MAX_FDS), socket.MSG_CMSG_CLOEXEC
+            )
         except TimeoutError as error:
             raise DeadlineError("no message arrived in time") from error
         except OSError as error:

@@ -1,0 +1,1 @@
+"""Side-by-side benchmarks against peers: `python -m bench NAME [--json] [--smoke]`."""
