@@ -101,8 +101,8 @@ def main() -> None:
     on_mesh = jax.shard_map(body, mesh=mesh, in_specs=io, out_specs=io, check_vma=False)
     fresh, train_step = jax.jit(start, out_shardings=shardings), jax.jit(on_mesh, donate_argnums=0)
     with holdfast.Checkpointer(args.ckpt, keep=3) as ckpt:
-        state = fresh() if ckpt.latest() is None else ckpt.load(into=template | {"samples": 0})
-        samples = state.pop("samples", 0)
+        state = ckpt.load(into=template | {"samples": 0}, init=lambda: fresh() | {"samples": 0})
+        samples = state.pop("samples")
         ckpt.prepare(state | {"samples": samples})  # vault and memory, so that the first save is quick too
         print(f"starting at step {samples // BATCH} on {args.devices} devices", flush=True)
         for step in range(samples // BATCH + 1, args.steps + 1):
