@@ -44,9 +44,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", type=Path, help="folder on the disk to measure (default: build/)")
     parser.add_argument(
         "--memory",
-        choices=["touched", "as-found"],
-        default="touched",
-        help="touch and free the machine's free memory before each measurement (default), or leave it",
+        choices=["as-found", "touched"],
+        default="as-found",
+        help="leave the machine's free memory as it is (default), or touch and free it before each measurement",
     )
     parser.add_argument("--skip-peers", action="store_true", help="measure Holdfast and the probes only")
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> Report:
                 "holdfast", "numpy", "jax", "jaxlib", "xxhash", "orbax-checkpoint", "torch", "safetensors"
             ),
             raw=raw,
-            notes=[f"not installed, so not measured: {name}" for name, there in peers.items() if not there],
+            notes=_notes(args.smoke, peers),
         )
 
 
@@ -159,8 +159,8 @@ def _method(spec: StateSpec, nbytes: int, rounds: int, about: str, touch: bool) 
         f"State: {spec} ({nbytes:,} bytes), float32 and bfloat16 in equal numbers, random bits, "
         f"JAX arrays on CPU. Medians of {rounds} rounds after one for warming up; every round measures every "
         "subject, in an order that rotates. Saves: from the call until it returns (blocked) and until the "
-        "state is durable; every save writes new files (the row `recycling`: over those of a pruned step), "
-        "old ones are removed and the disk synced outside the timing. Probe: new fallocated file, random "
+        "state is durable. Holdfast at its defaults writes over the file of the step it pruned last (the row "
+        "`new files`: without that); old files are removed and the disk synced outside the timing. Probe: new fallocated file, random "
         "data, O_DIRECT, 4 threads, 8 MiB blocks, fsync. Memcpy: one thread, into memory already faulted in. "
         f"Loads: caches dropped before each ({machine.HOW_CACHES_ARE_DROPPED}), into memory that the process "
         f"never touched (free memory: {free}); values compared bit by bit once per loader. Peers at their "

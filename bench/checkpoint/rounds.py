@@ -19,6 +19,7 @@ from bench.machine import discard, forget_files, forget_memory
 from bench.report import Series
 
 _READY = 3  # copies of the state that a subject may take in fresh memory
+_NEW_FILES = "holdfast, new files,"
 _T = TypeVar("_T")
 
 
@@ -65,11 +66,9 @@ class Rounds:
         self._memcpy = probes.Memcpy(list(self._host.values()))
         self._probe_file = self._folder / "probe"
         self._subjects: dict[str, Subject] = {}
-        self._holdfast = Holdfast(self._folder / "holdfast", self._state, recycle=False)
+        self._holdfast = Holdfast(self._folder / "holdfast", self._state, recycle=True)
         self._add(stack, "holdfast", self._holdfast)
-        self._add(
-            stack, "holdfast recycling", Holdfast(self._folder / "recycling", self._state, recycle=True)
-        )
+        self._add(stack, _NEW_FILES, Holdfast(self._folder / "new-files", self._state, recycle=False))
         if self._peers.get("orbax"):
             self._add(stack, "orbax", Orbax(self._folder / "orbax", self._state))
         if self._peers.get("dcp"):
@@ -118,7 +117,7 @@ class Rounds:
         loads += [
             lambda n=name, s=subject: self._load(n, s, check=check)  # type: ignore[misc]
             for name, subject in self._subjects.items()
-            if name != "holdfast recycling"
+            if name != _NEW_FILES
         ]
         if "safetensors" in self._subjects:
             loads.append(lambda: self._load("safetensors to jax", self._to_jax, check=check))

@@ -46,6 +46,8 @@ from holdfast.format import (
 )
 from holdfast.vault import Crew
 
+_TELL: Final = 4
+"""Blocks that fill up before the writer is told of them: waking it for each one slows the copying down."""
 _SCALARS: Final = frozenset({bool, int, float, complex, str, bytes})
 _CLAIMED: WeakKeyDictionary[type, Adapter] = WeakKeyDictionary()
 """Adapters by the type of leaf: asking each adapter costs microseconds for every leaf of every save."""
@@ -292,6 +294,7 @@ class Capture:
         self._next = itertools.count()
         self._done = [False] * len(plan.blocks)
         self._whole = 0
+        self._told = 0
         self._lock = threading.Lock()
 
     def run(self, crew: Crew, helpers: int) -> None:
@@ -329,10 +332,10 @@ class Capture:
     def _finished(self, block: int) -> None:
         with self._lock:
             self._done[block] = True
-            before = self._whole
             while self._whole < len(self._done) and self._done[self._whole]:
                 self._whole += 1
-            if self._whole > before:
+            if self._whole - self._told >= _TELL or self._whole == len(self._done):
+                self._told = self._whole
                 self._advance(min(self._whole * BLOCK, self._plan.size))
 
 

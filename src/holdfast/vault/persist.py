@@ -265,8 +265,8 @@ class Persister:
         seed = block_seed(job.order.save, job.recipe.part, block)
         # Released in any case: the traceback of a failed write would keep the slot mapped.
         with job.image[begin:end] as data:
-            found = block_digest(data, seed)
             writer.write(data, begin)
+            found = block_digest(data, seed)
         faults.site("vault.block.written")
         return found
 

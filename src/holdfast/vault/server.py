@@ -241,4 +241,4 @@ def _settle() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
-        os.nice(5)  # the trainer's own threads go first
+        os.nice(10)  # the trainer's own threads go first
