@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--memory",
         choices=["as-found", "touched"],
         default="as-found",
-        help="leave the machine's free memory as it is (default), or touch and free it before each measurement",
+        help="leave free memory as it is (default), or touch and free it before each measurement",
     )
     parser.add_argument("--skip-peers", action="store_true", help="measure Holdfast and the probes only")
 
@@ -160,12 +160,12 @@ def _method(spec: StateSpec, nbytes: int, rounds: int, about: str, touch: bool) 
         f"JAX arrays on CPU. Medians of {rounds} rounds after one for warming up; every round measures every "
         "subject, in an order that rotates. Saves: from the call until it returns (blocked) and until the "
         "state is durable. Holdfast at its defaults writes over the file of the step it pruned last (the row "
-        "`new files`: without that); old files are removed and the disk synced outside the timing. Probe: new fallocated file, random "
-        "data, O_DIRECT, 4 threads, 8 MiB blocks, fsync. Memcpy: one thread, into memory already faulted in. "
+        "`new files`: without that); old files are removed and the disk synced outside the timing. Probe: "
+        "new fallocated file, random data, O_DIRECT, 4 threads, 8 MiB blocks, fsync. Memcpy: one thread, "
+        "into memory already faulted in. "
         f"Loads: caches dropped before each ({machine.HOW_CACHES_ARE_DROPPED}), into memory that the process "
         f"never touched (free memory: {free}); values compared bit by bit once per loader. Peers at their "
-        "defaults. safetensors loads to "
-        f"numpy for the key, to JAX under an extra row. Machine: {about}."
+        f"defaults. safetensors loads to numpy for the key, to JAX under an extra row. Machine: {about}."
     )
 
 
