@@ -7,7 +7,6 @@ every block that touches it has verified. A block that does not verify is looked
 
 from __future__ import annotations
 
-import mmap
 import queue
 import threading
 import time
@@ -16,9 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import final
 
-import numpy as np
-
 from holdfast.arrays import Bytes1D, Move
+from holdfast.checkpoint.memory import region
 from holdfast.errors import CorruptError, HoldfastError
 from holdfast.format import (
     BLOCK,
@@ -127,7 +125,7 @@ class BlockPipeline:
         todo: queue.SimpleQueue[BlockRead],
         done: queue.SimpleQueue[list[Destination] | BaseException | None],
     ) -> None:
-        buffer = np.frombuffer(mmap.mmap(-1, BLOCK), np.uint8)
+        buffer = region(BLOCK)
         try:
             while not self._stop.is_set():
                 try:
