@@ -17,34 +17,30 @@ from holdfast import journal
 from holdfast.arrays import NUMPY, adapters
 from holdfast.checkpoint import retention, upkeep
 from holdfast.checkpoint.handle import SaveHandle
-from holdfast.checkpoint.loading import LoadOptions, LoadReport, Rename, StepLoad
+from holdfast.checkpoint.loading import LoadOptions, LoadReport, Rename
 from holdfast.checkpoint.saver import OnError, Saver, SaverConfig
+from holdfast.checkpoint.search import StepSearch
 from holdfast.checkpoint.slots import OnBusy
 from holdfast.checkpoint.steps import (
     PINS,
     StepInfo,
-    committed_steps,
     readable_steps,
     step_info,
     step_manifest,
+    steps_in,
 )
 from holdfast.clock import Deadline
 from holdfast.errors import (
-    CorruptError,
     DeadlineError,
-    FormatError,
     HoldfastError,
     NoCheckpointError,
-    StorageError,
     UsageError,
 )
-from holdfast.format import Manifest, Problem, check_meta, step_folder, verify_step
+from holdfast.format import Problem, check_meta, step_folder, verify_step
 from holdfast.storage import Files, LocalStore
 from holdfast.vault import WORK, Crew
 
 log = logging.getLogger("holdfast.checkpoint")
-
-_POLL_S = 0.02
 
 
 @final
@@ -249,105 +245,23 @@ class Checkpointer:
             verify=verify,
             threads=self._threads,
         )
-        if step is not None:
-            return self._load_step(step, into, options)
-        self._await_writers(wait_s)
-        tried: list[str] = []
-        candidates = self.steps()
-        if not candidates and init is not None:
-            return init()
-        for candidate in reversed(candidates):
-            try:
-                return self._load_step(candidate, into, options)
-            except (FormatError, StorageError) as error:
-                tried.append(f"step {candidate}: {error.message}")
-                self._note(journal.StepSkipped(step=candidate, reason=error.message))
-                log.warning("step %d cannot be loaded, trying an earlier one: %s", candidate, error)
-        raise NoCheckpointError(
-            f"no step in {self._store.root} can be loaded" + "".join(f"\n  - {line}" for line in tried),
-            hint="`holdfast ckpt ls` shows what is there"
-            if tried
-            else "nothing has been saved there yet; check the path",
-        )
-
-    def _load_step(self, step: int, into: Any, options: LoadOptions) -> Any:
-        problem: HoldfastError | None = None
-        for manifest, stores in self._sources(step):
-            try:
-                return self._load_save(step, manifest, stores, into, options)
-            except (FormatError, StorageError) as error:
-                problem = problem or error
-                log.warning("save %s of step %d cannot be loaded: %s", manifest.save, step, error)
-        assert problem is not None
-        raise problem
-
-    def _load_save(
-        self, step: int, manifest: Manifest, stores: Sequence[LocalStore], into: Any, options: LoadOptions
-    ) -> Any:
-        started = time.monotonic()
-        self._note(journal.LoadStarted(step=step))
         rank, world = self._who()
-        work = StepLoad(manifest, into, options, rank=rank, world=world)
-        tree, pipeline = work.run(stores, self._bad_block)
-        seconds = time.monotonic() - started
-        self.last_load = LoadReport(
-            step=step,
-            nbytes=work.nbytes,
-            bytes_read=pipeline.stats.bytes_read,
-            seconds=seconds,
-            hash_s=pipeline.stats.hash_s,
-        )
-        self._note(journal.LoadFinished(step=step, bytes=work.nbytes, seconds=seconds))
-        return tree
-
-    def _sources(self, step: int) -> list[tuple[Manifest, list[LocalStore]]]:
-        """The saves of a step that are in this folder and its copies, each with the folders that have it."""
-        found: list[tuple[Manifest, list[LocalStore]]] = []
-        problems: list[HoldfastError] = []
-        for store in (self._store, *self._copies):
-            try:
-                manifest = step_manifest(store, step)
-            except HoldfastError as error:
-                problems.append(error)
-                continue
-            for known, stores in found:
-                if known == manifest:
-                    stores.append(store)
-                    break
-            else:
-                found.append((manifest, [store]))
-        if not found:
-            raise problems[0]
-        if found[0][1][0] is not self._store:
-            log.warning("step %d: reading a copy instead: %s", step, problems[0].message)
-        return found
-
-    def _bad_block(self, error: CorruptError, root: str) -> None:
-        log.warning("bad block in %s: %s", root, error.message)
-        self._note(
-            journal.BlockBad(
-                file=os.path.join(root, error.file or ""),
-                block=error.block or 0,
-                arrays=error.arrays,
-                reason=error.message,
-            )
-        )
-
-    def _await_writers(self, timeout_s: float) -> None:
-        """Wait for saves that a vault is still finishing after its trainer died."""
-        deadline = Deadline(timeout_s)
-        while busy := upkeep.in_flight(self._store):
-            if deadline.expired():
-                log.warning("step %s is still being written; not waiting for it any longer", busy)
-                return
-            time.sleep(_POLL_S)
+        search = StepSearch((self._store, *self._copies), note=self._note, rank=rank, world=world)
+        try:
+            if step is not None:
+                return search.load(step, into, options)
+            search.await_writers(wait_s)
+            if init is not None and not search.steps():
+                return init()
+            return search.load_newest(into, options)
+        finally:
+            self.last_load = search.report or self.last_load
 
     # ---- the steps in the folder
 
     def steps(self) -> list[int]:
         """The committed steps, ascending, in this folder or one of its copies."""
-        found = {s for store in (self._store, *self._copies) for s in committed_steps(store)}
-        return sorted(found)
+        return steps_in(self._store, *self._copies)
 
     def latest(self) -> int | None:
         """The newest committed step."""

@@ -149,6 +149,9 @@ class SavePlanner:
             except HoldfastError as error:
                 raise TreeError(f"{name}: {error.message}", hint=error.hint) from error
             described[name] = (at, adapter, description)
+        # By name: frameworks order the same tree differently, and equal trees should give equal files.
+        described = dict(sorted(described.items()))
+        scalars.sort(key=lambda scalar: scalar[1])
         layout = Layout((name, found.layout) for name, (_, _, found) in described.items())
         written = spread(layout)
         return self._lay_out(described, written, tuple(scalars))

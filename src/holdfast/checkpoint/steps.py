@@ -57,6 +57,11 @@ def committed_steps(store: LocalStore) -> list[int]:
     return sorted(found)
 
 
+def steps_in(*stores: LocalStore) -> list[int]:
+    """The steps that are committed in any of these folders, ascending."""
+    return sorted({step for store in stores for step in committed_steps(store)})
+
+
 def step_manifest(store: LocalStore, step: int) -> Manifest:
     """The manifest of a committed step. Fails: NoCheckpointError, FormatError."""
     folder = step_folder(step)

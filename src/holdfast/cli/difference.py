@@ -94,8 +94,7 @@ def structure(a: Manifest, b: Manifest) -> dict[str, ArrayVerdict]:
     theirs = {entry.name: entry for entry in b.arrays}
     same = _same_parts(a, b)
     return {
-        name: _structure(name, ours.get(name), theirs.get(name), same)
-        for name in dict.fromkeys([*ours, *theirs])
+        name: _structure(name, ours.get(name), theirs.get(name), same) for name in sorted({*ours, *theirs})
     }
 
 
@@ -158,7 +157,7 @@ def _value_status(tally: Tally) -> Status:
 def _scalar_changes(a: Manifest, b: Manifest) -> Iterator[Change]:
     ours = {entry.name: entry for entry in a.scalars}
     theirs = {entry.name: entry for entry in b.scalars}
-    for name in dict.fromkeys([*ours, *theirs]):
+    for name in sorted({*ours, *theirs}):
         one, two = ours.get(name), theirs.get(name)
         if one != two:
             texts = [None if entry is None else summary.scalar_text(entry) for entry in (one, two)]

@@ -1,9 +1,7 @@
-"""The trainer's side of the vault.
+"""The trainer's side of the vault: a writer that has a vault process do the work.
 
-A `Writer` takes staged saves to disk. `VaultWriter` has a vault process do it and repairs the loss of that
-process: the trainer still holds the slots, so a new vault is spawned, handed the same memory, and given every
-save that is not over again. `ThreadWriter` does it on threads of the trainer, with the same guarantees except
-for the trainer's own death.
+It repairs the loss of that process: the trainer still holds the slots, so a new vault is spawned, handed the
+same memory, and given every save that is not over again.
 """
 
 from __future__ import annotations
@@ -16,12 +14,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Final, Protocol, final
+from typing import Final, final
 
-from holdfast import errors, journal
+from holdfast import journal
 from holdfast.clock import Deadline
 from holdfast.errors import DeadlineError, HoldfastError, VaultDiedError, VaultError
-from holdfast.storage import LocalStore
 from holdfast.vault.arena import Slot
 from holdfast.vault.messages import (
     REPLIES,
@@ -45,8 +42,7 @@ from holdfast.vault.messages import (
     Staged,
     Welcome,
 )
-from holdfast.vault.persist import Job, Persister
-from holdfast.vault.server import make_agreement
+from holdfast.vault.writer import Events
 from holdfast.wire import ConnectionLost, FrameSocket
 
 log = logging.getLogger("holdfast.vault")
@@ -55,109 +51,6 @@ _START_S: Final = 30.0
 _SLOT_S: Final = 600.0
 _MAX_LIVES: Final = 3
 """How many vaults one save may wear out before it is given up."""
-
-
-class Events(Protocol):
-    """Whom a writer tells what became of a save; called from its threads."""
-
-    def accepted(self, seq: int) -> None: ...
-    def done(self, seq: int, outcome: Outcome) -> None: ...
-
-
-class Writer(Protocol):
-    """Takes staged saves to disk."""
-
-    survives_trainer: bool
-
-    def make_slot(self, size: int) -> tuple[int, Slot]:
-        """A new slot of at least `size` bytes, faulted in, and its number."""
-        ...
-
-    def drop_slot(self, number: int) -> None: ...
-    def define(self, recipe: Recipe) -> None: ...
-    def begin(self, order: Order) -> None: ...
-    def advance(self, seq: int, upto: int) -> None: ...
-    def staged(self, seq: int) -> None: ...
-    def abort(self, seq: int, reason: str) -> None: ...
-
-    def close(self, timeout_s: float) -> bool:
-        """Finish what is staged and end; False if that did not happen in time."""
-        ...
-
-
-def outcome_error(outcome: Outcome) -> HoldfastError:
-    """The error that a failed outcome stands for."""
-    kind = getattr(errors, outcome.kind, None)
-    if isinstance(kind, type) and issubclass(kind, errors.StorageError):
-        return kind(outcome.message, path=outcome.path, errno_=outcome.errno, hint=outcome.hint)
-    if isinstance(kind, type) and issubclass(kind, errors.MissingRanksError):
-        return errors.AgreementError(outcome.message, hint=outcome.hint)
-    if isinstance(kind, type) and issubclass(kind, HoldfastError):
-        return kind(outcome.message, hint=outcome.hint)
-    return errors.SaveError(outcome.message, hint=outcome.hint)
-
-
-@final
-class ThreadWriter:
-    """Writes from threads of this process."""
-
-    survives_trainer = False
-
-    def __init__(self, hello: Hello, events: Events, *, store: LocalStore | None = None) -> None:
-        store = store or LocalStore(hello.root)
-        self._events = events
-        self._slots: dict[int, Slot] = {}
-        self._recipes: dict[int, Recipe] = {}
-        self._jobs: dict[int, Job] = {}
-        self._persister = Persister(
-            store,
-            make_agreement(store, hello.agreement, hello.rank, hello.world),
-            on_done=self._done,
-            threads=hello.threads,
-            recycle=hello.recycle,
-        )
-
-    def make_slot(self, size: int) -> tuple[int, Slot]:
-        slot = Slot.make(size)
-        slot.populate()
-        number = max(self._slots, default=-1) + 1
-        self._slots[number] = slot
-        return number, slot
-
-    def drop_slot(self, number: int) -> None:
-        self._slots.pop(number).close()
-
-    def define(self, recipe: Recipe) -> None:
-        self._recipes[recipe.id] = recipe
-
-    def begin(self, order: Order) -> None:
-        job = Job(order, self._recipes[order.recipe], self._slots[order.slot].view)
-        self._jobs[order.seq] = job
-        self._persister.submit(job)
-
-    def advance(self, seq: int, upto: int) -> None:
-        if (job := self._jobs.get(seq)) is not None:
-            job.advance(upto)
-
-    def staged(self, seq: int) -> None:
-        if (job := self._jobs.get(seq)) is not None:
-            job.stage()
-        self._events.accepted(seq)
-
-    def abort(self, seq: int, reason: str) -> None:
-        if (job := self._jobs.get(seq)) is not None:
-            job.abort(reason)
-
-    def _done(self, seq: int, outcome: Outcome) -> None:
-        self._jobs.pop(seq, None)
-        self._events.done(seq, outcome)
-
-    def close(self, timeout_s: float) -> bool:
-        closed = self._persister.close(timeout_s)
-        for slot in self._slots.values():
-            slot.close()
-        self._slots.clear()
-        return closed
 
 
 class _Pending:

@@ -1,0 +1,120 @@
+"""What takes staged saves to disk, as the checkpointer sees it; and the writer that needs no vault.
+
+`ThreadWriter` works on threads of the trainer: the same guarantees as with a vault, except for the trainer's
+own death.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, final
+
+from holdfast import errors
+from holdfast.errors import HoldfastError
+from holdfast.storage import LocalStore
+from holdfast.vault.arena import Slot
+from holdfast.vault.messages import Hello, Order, Outcome, Recipe
+from holdfast.vault.persist import Job, Persister
+from holdfast.vault.server import make_agreement
+
+
+class Events(Protocol):
+    """Whom a writer tells what became of a save; called from its threads."""
+
+    def accepted(self, seq: int) -> None: ...
+    def done(self, seq: int, outcome: Outcome) -> None: ...
+
+
+class Writer(Protocol):
+    """Takes staged saves to disk."""
+
+    survives_trainer: bool
+
+    def make_slot(self, size: int) -> tuple[int, Slot]:
+        """A new slot of at least `size` bytes, faulted in, and its number."""
+        ...
+
+    def drop_slot(self, number: int) -> None: ...
+    def define(self, recipe: Recipe) -> None: ...
+    def begin(self, order: Order) -> None: ...
+    def advance(self, seq: int, upto: int) -> None: ...
+    def staged(self, seq: int) -> None: ...
+    def abort(self, seq: int, reason: str) -> None: ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish what is staged and end; False if that did not happen in time."""
+        ...
+
+
+def outcome_error(outcome: Outcome) -> HoldfastError:
+    """The error that a failed outcome stands for."""
+    kind = getattr(errors, outcome.kind, None)
+    if isinstance(kind, type) and issubclass(kind, errors.StorageError):
+        return kind(outcome.message, path=outcome.path, errno_=outcome.errno, hint=outcome.hint)
+    if isinstance(kind, type) and issubclass(kind, errors.MissingRanksError):
+        return errors.AgreementError(outcome.message, hint=outcome.hint)
+    if isinstance(kind, type) and issubclass(kind, HoldfastError):
+        return kind(outcome.message, hint=outcome.hint)
+    return errors.SaveError(outcome.message, hint=outcome.hint)
+
+
+@final
+class ThreadWriter:
+    """Writes from threads of this process."""
+
+    survives_trainer = False
+
+    def __init__(self, hello: Hello, events: Events, *, store: LocalStore | None = None) -> None:
+        store = store or LocalStore(hello.root)
+        self._events = events
+        self._slots: dict[int, Slot] = {}
+        self._recipes: dict[int, Recipe] = {}
+        self._jobs: dict[int, Job] = {}
+        self._persister = Persister(
+            store,
+            make_agreement(store, hello.agreement, hello.rank, hello.world),
+            on_done=self._done,
+            threads=hello.threads,
+            recycle=hello.recycle,
+        )
+
+    def make_slot(self, size: int) -> tuple[int, Slot]:
+        slot = Slot.make(size)
+        slot.populate()
+        number = max(self._slots, default=-1) + 1
+        self._slots[number] = slot
+        return number, slot
+
+    def drop_slot(self, number: int) -> None:
+        self._slots.pop(number).close()
+
+    def define(self, recipe: Recipe) -> None:
+        self._recipes[recipe.id] = recipe
+
+    def begin(self, order: Order) -> None:
+        job = Job(order, self._recipes[order.recipe], self._slots[order.slot].view)
+        self._jobs[order.seq] = job
+        self._persister.submit(job)
+
+    def advance(self, seq: int, upto: int) -> None:
+        if (job := self._jobs.get(seq)) is not None:
+            job.advance(upto)
+
+    def staged(self, seq: int) -> None:
+        if (job := self._jobs.get(seq)) is not None:
+            job.stage()
+        self._events.accepted(seq)
+
+    def abort(self, seq: int, reason: str) -> None:
+        if (job := self._jobs.get(seq)) is not None:
+            job.abort(reason)
+
+    def _done(self, seq: int, outcome: Outcome) -> None:
+        self._jobs.pop(seq, None)
+        self._events.done(seq, outcome)
+
+    def close(self, timeout_s: float) -> bool:
+        closed = self._persister.close(timeout_s)
+        for slot in self._slots.values():
+            slot.close()
+        self._slots.clear()
+        return closed
