@@ -177,7 +177,7 @@ def folder_instead(victim: Victim) -> None:
 def swapped_between_ranks(victim: Victim) -> None:
     ending = victim.rng.choice((".safetensors", ".index.json"))
     one, two = (victim.folder / name for name in victim.names(ending))
-    victim.file = os.path.commonprefix([one.name, two.name])  # both are wrong; a load meets one of them first
+    victim.file = one.name.partition(".")[0][:-1]  # both parts are wrong; a load meets one of them first
     kept = one.with_name("kept")
     os.replace(one, kept)
     os.replace(two, one)
