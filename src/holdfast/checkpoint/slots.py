@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Literal, final
 
 from holdfast.clock import Deadline
 from holdfast.errors import DeadlineError, SaveError, UsageError
 from holdfast.vault import Slot, Writer
+
+log = logging.getLogger("holdfast.checkpoint")
 
 OnBusy = Literal["wait", "skip", "queue"]
 
@@ -81,6 +84,8 @@ class SlotPool:
         with self._changed:
             self._coming -= size
             self._slots[number] = slot
+        limit = "no further limit" if self._limit is None else f"at most {self._limit:,} in all"
+        log.info("a save slot of %s bytes of host memory is ready (%s)", f"{slot.size:,}", limit)
         return number, slot
 
     def give_back(self, number: int) -> None:
