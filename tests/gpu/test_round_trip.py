@@ -1,6 +1,7 @@
 """State on a GPU: saved through the host, loaded back to the device, donated as before.
 
-These need a GPU and are skipped without one; continuous integration has none.
+These need a GPU and are skipped without one; continuous integration has none. To run them:
+`JAX_PLATFORMS=cuda,cpu pytest tests/gpu`. Passed on an H200 with jax 0.11.2 on 2026-11-15.
 """
 
 from __future__ import annotations
