@@ -171,20 +171,20 @@ class Saver:
             return False
         number, slot = taken
         seq = self._seq
-        order = Order(
-            seq=seq,
-            recipe=self._defined(plan).id,
-            slot=number,
-            save=save,
-            created=time.time(),
-            scalars=scalars,
-            meta=meta,
-            overwrite=overwrite,
-            deadline_s=self._config.deadline_s,
-        )
         with self._changed:
             self._under_way[seq] = (handle, number, plan.size)
         try:
+            order = Order(
+                seq=seq,
+                recipe=self._defined(plan).id,
+                slot=number,
+                save=save,
+                created=time.time(),
+                scalars=scalars,
+                meta=meta,
+                overwrite=overwrite,
+                deadline_s=self._config.deadline_s,
+            )
             self._writer.begin(order)
         except BaseException:
             with self._changed:
@@ -198,7 +198,7 @@ class Saver:
             )
             capture.run(self._crew, self._copiers - 1)
         except BaseException as error:
-            self._writer.abort(seq, f"capturing failed: {error}")
+            self._writer.abort(seq, f"capturing failed: {type(error).__name__}: {error}")
             raise
         handle._advance(SaveState.CAPTURED)
         self._note(

@@ -25,7 +25,7 @@ from holdfast.clock import Deadline
 from holdfast.errors import MissingPathError, MissingRanksError, UsageError
 from holdfast.storage import LocalStore
 
-_MAX_RECORD: Final = 1 << 20
+_MAX_RECORD: Final = 256 << 20  # a ballot of rank 0 carries the scalars and metadata of the manifest
 _POLL_S: Final = 0.005
 HELLO: Final = "hello"
 """The folder in which the ranks of a launch find each other."""

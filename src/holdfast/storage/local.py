@@ -1,7 +1,7 @@
 """Byte ranges on a local or shared file system, with create-if-absent as the commit.
 
 `LocalStore` knows folders, small whole files and large part files; what they mean is the format's business.
-Names are relative to its root, at most two components deep, and cannot escape it.
+Names are given component by component, relative to its root, and cannot escape it.
 """
 
 from __future__ import annotations

@@ -56,12 +56,13 @@ _MAX_LIVES: Final = 3
 class _Pending:
     """A save as the trainer remembers it, so that any vault can be given it again."""
 
-    __slots__ = ("lives", "order", "staged", "upto")
+    __slots__ = ("aborted", "lives", "order", "staged", "upto")
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.upto = 0
         self.staged = False
+        self.aborted: str | None = None
         self.lives = 0
 
 
@@ -219,7 +220,8 @@ class VaultWriter:
             seq = pending.order.seq
             del self._pending[seq]
             message = f"{pending.lives} vaults died while saving step {pending.order.save.step}"
-            self._events.done(seq, Outcome(kind="VaultDiedError", message=message))
+            hint = "is the host short of memory? the journal says how each of them ended"
+            self._events.done(seq, Outcome(kind="VaultDiedError", message=message, hint=hint))
 
     def _give_again(self, pending: _Pending) -> None:
         seq = pending.order.seq
@@ -227,6 +229,8 @@ class VaultWriter:
         self._frames.send(Ready(seq, pending.upto))
         if pending.staged:
             self._frames.send(Staged(seq))
+        if pending.aborted is not None:
+            self._frames.send(Abort(seq, pending.aborted))
 
     def _fail_all(self) -> None:
         error = self._broken or VaultDiedError("the vault is gone")
@@ -280,7 +284,10 @@ class VaultWriter:
         with self._answered:
             while not self._answers:
                 if not self._answered.wait(deadline.remaining()):
-                    raise DeadlineError(f"the vault did not make a slot of {size:,} bytes in time")
+                    raise DeadlineError(
+                        f"the vault did not make a slot of {size:,} bytes in {_SLOT_S:g} s",
+                        hint="is the host short of memory, or the vault stopped?",
+                    )
             kind, (reply, fds) = self._answers.popitem()
         if isinstance(reply, SlotReady) and fds:
             slot = Slot.adopt(fds.pop(), reply.size)
@@ -298,14 +305,15 @@ class VaultWriter:
             self._send(DropSlot(number))
 
     def define(self, recipe: Recipe) -> None:
-        self._check()
         with self._lock:
+            self._check()
             self._recipes[recipe.id] = recipe
             self._send(Define(recipe))
 
     def begin(self, order: Order) -> None:
-        self._check()
         with self._lock:
+            # Under the lock: a save taken in after the last vault was given up would never end.
+            self._check()
             self._pending[order.seq] = _Pending(order)
             self._send(Begin(order))
 
@@ -325,7 +333,9 @@ class VaultWriter:
 
     def abort(self, seq: int, reason: str) -> None:
         with self._lock:
-            if seq in self._pending:
+            pending = self._pending.get(seq)
+            if pending is not None:
+                pending.aborted = reason
                 self._send(Abort(seq, reason))
 
     def close(self, timeout_s: float) -> bool:
