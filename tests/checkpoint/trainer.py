@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -129,6 +130,20 @@ def forget_faults_after_spawn() -> None:
     client.VaultWriter._spawn = once  # type: ignore[method-assign]
 
 
+def await_line() -> None:
+    """Wait for a line or a signal.
+
+    A plain read can sleep through a signal: one that comes after Python's last look for signals and before
+    the system call interrupts nothing, and its handler runs when the read ends. The wake-up descriptor has no
+    such gap.
+    """
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    select.select([sys.stdin, woken], [], [])
+    sys.stdin.readline()
+
+
 def end(ckpt: Checkpointer, watchers: list[threading.Thread], how: str) -> None:
     match how:
         case "close":
@@ -142,7 +157,7 @@ def end(ckpt: Checkpointer, watchers: list[threading.Thread], how: str) -> None:
             raise RuntimeError("the training failed")
         case "wait":
             report("waiting")
-            sys.stdin.readline()
+            await_line()
             ckpt.close()
             report("closed")
         case "terminate":
