@@ -20,6 +20,15 @@
     │   └── LeaseError             another live run writes to this folder
     ├── AgreementError             the writers of a save did not agree
     │   └── MissingRanksError      names the ranks that never answered (also a DeadlineError)
+    ├── CoordError                 the coordinator refused a call; nothing changed
+    │   ├── FencedError            this incarnation was replaced, declared dead or forgotten
+    │   ├── StaleGenerationError   the call belongs to a generation that is over
+    │   ├── BarrierError           an epoch failed for all its participants; names who and why
+    │   │   └── BarrierTimeoutError  ... because the wait ran out (also a DeadlineError)
+    │   ├── KeyExistsError         a key that was to be created is there
+    │   ├── LimitError             too large or too many
+    │   ├── UnreachableError       no coordinator answered in time; the outcome is unknown (also a DeadlineError)
+    │   └── HandshakeError         wrong token, wrong run, or a peer that is no coordinator
     └── VaultError                 the vault refused or broke the protocol
         └── VaultDiedError         the vault process is gone
 
@@ -174,6 +183,46 @@ class MissingRanksError(AgreementError, DeadlineError):
     def __init__(self, message: str, *, ranks: Sequence[int], hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.ranks = tuple(ranks)
+
+
+class CoordError(HoldfastError):
+    """The coordinator refused a call. `names` are those to blame, if anybody is."""
+
+    def __init__(self, message: str, *, hint: str | None = None, names: Iterable[str] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.names = tuple(names)
+
+
+class FencedError(CoordError):
+    """This incarnation was replaced, declared dead or forgotten; only a new one can take part again."""
+
+
+class StaleGenerationError(CoordError):
+    """The call belongs to a generation that is over."""
+
+
+class BarrierError(CoordError):
+    """An epoch of a barrier failed, for all its participants alike."""
+
+
+class BarrierTimeoutError(BarrierError, DeadlineError):
+    """An epoch of a barrier failed because somebody did not come in time."""
+
+
+class KeyExistsError(CoordError):
+    """A key that was to be created is there."""
+
+
+class LimitError(CoordError):
+    """Too large, or too many."""
+
+
+class UnreachableError(CoordError, DeadlineError):
+    """No coordinator answered in time. Whether the call was carried out is not known."""
+
+
+class HandshakeError(CoordError):
+    """Wrong token, wrong run, or a peer that is no coordinator."""
 
 
 class VaultError(HoldfastError):
