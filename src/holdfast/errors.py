@@ -3,7 +3,8 @@
     HoldfastError                  every error raised on purpose; carries a `hint`
     ├── UsageError                 a wrong call or argument (also a ValueError)
     │   ├── TreeError              a tree whose leaves cannot be named or stored
-    │   └── LayoutError            a layout or plan that does not make sense
+    │   ├── LayoutError            a layout or plan that does not make sense
+    │   └── MismatchError          a template and what is to fill it disagree; lists every offender
     ├── DeadlineError              a wait ran out; says who was waited for (also a TimeoutError)
     ├── FormatError                bytes on disk that are not a valid checkpoint
     │   ├── CorruptError           a checksum does not match; names file, block and arrays
@@ -14,7 +15,6 @@
     │   └── MissingPathError
     ├── CheckpointError
     │   ├── NoCheckpointError      nothing to load
-    │   ├── MismatchError          template and checkpoint disagree; lists every offender
     │   ├── StepExistsError        a good step is never overwritten unless asked
     │   ├── SaveError              a save failed; the previous step stays loadable
     │   └── LeaseError             another live run writes to this folder
@@ -27,7 +27,7 @@
     │   │   └── BarrierTimeoutError  ... because the wait ran out (also a DeadlineError)
     │   ├── KeyExistsError         a key that was to be created is there
     │   ├── LimitError             too large or too many
-    │   ├── UnreachableError       no coordinator answered in time; the outcome is unknown (also a DeadlineError)
+    │   ├── UnreachableError       no coordinator answered in time: outcome unknown (also a DeadlineError)
     │   └── HandshakeError         wrong token, wrong run, or a peer that is no coordinator
     └── VaultError                 the vault refused or broke the protocol
         └── VaultDiedError         the vault process is gone
@@ -63,6 +63,21 @@ class TreeError(UsageError):
 
 class LayoutError(UsageError):
     """A layout or plan that does not make sense."""
+
+
+class MismatchError(UsageError):
+    """A template and what it is to be filled from disagree; every offender is listed at once."""
+
+    def __init__(
+        self, problems: Iterable[str], *, source: str = "checkpoint", hint: str | None = None
+    ) -> None:
+        self.problems = tuple(problems)
+        lines = "\n".join(f"  - {problem}" for problem in self.problems)
+        plural = "s" if len(self.problems) != 1 else ""
+        super().__init__(
+            f"template and {source} disagree in {len(self.problems)} place{plural}:\n{lines}",
+            hint=hint,
+        )
 
 
 class DeadlineError(HoldfastError, TimeoutError):
@@ -146,19 +161,6 @@ class CheckpointError(HoldfastError):
 
 class NoCheckpointError(CheckpointError):
     """There is nothing to load."""
-
-
-class MismatchError(CheckpointError):
-    """Template and checkpoint disagree; every offender is listed at once."""
-
-    def __init__(self, problems: Iterable[str], *, hint: str | None = None) -> None:
-        self.problems = tuple(problems)
-        lines = "\n".join(f"  - {problem}" for problem in self.problems)
-        plural = "s" if len(self.problems) != 1 else ""
-        super().__init__(
-            f"template and checkpoint disagree in {len(self.problems)} place{plural}:\n{lines}",
-            hint=hint,
-        )
 
 
 class StepExistsError(CheckpointError):

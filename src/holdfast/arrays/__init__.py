@@ -16,6 +16,8 @@ from holdfast.arrays.protocols import (
     adapters,
 )
 from holdfast.arrays.strided import Move, coalesce, move
+from holdfast.arrays.template import Rename, Selection, StoredArray, Template, Wanted
+from holdfast.arrays.trees import adapter_of, flatten_tree
 from holdfast.arrays.writers import spread
 
 __all__ = [
@@ -34,13 +36,20 @@ __all__ = [
     "Placement",
     "Plan",
     "PlanCache",
+    "Rename",
+    "Selection",
     "Sink",
+    "StoredArray",
+    "Template",
+    "Wanted",
+    "adapter_of",
     "adapters",
     "cached_plan",
     "coalesce",
     "cuts",
     "dtype",
     "flatten",
+    "flatten_tree",
     "join",
     "match",
     "move",

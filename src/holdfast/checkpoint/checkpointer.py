@@ -14,10 +14,10 @@ from typing import Any, Self, final
 import msgspec
 
 from holdfast import journal
-from holdfast.arrays import NUMPY, adapters
+from holdfast.arrays import NUMPY, Rename, adapters
 from holdfast.checkpoint import retention, upkeep
 from holdfast.checkpoint.handle import SaveHandle
-from holdfast.checkpoint.loading import LoadOptions, LoadReport, Rename
+from holdfast.checkpoint.loading import LoadOptions, LoadReport
 from holdfast.checkpoint.saver import OnError, Saver, SaverConfig
 from holdfast.checkpoint.search import StepSearch
 from holdfast.checkpoint.slots import OnBusy

@@ -8,7 +8,7 @@ listed all at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, final
@@ -16,32 +16,27 @@ from typing import Any, Final, final
 import numpy as np
 
 from holdfast.arrays import (
-    NUMPY,
     Adapter,
     ArrayLayout,
-    Description,
-    FlatTree,
     Layout,
     Move,
     Placement,
-    Sink,
-    adapters,
-    match,
+    Rename,
+    Selection,
+    Template,
+    Wanted,
     move,
     plan,
-    unflatten,
 )
 from holdfast.arrays import dtype as dtype_of
 from holdfast.checkpoint.memory import Allocator
 from holdfast.checkpoint.reading import BadBlock, BlockPipeline, BlockRead, Destination
-from holdfast.checkpoint.saving import adapter_of, flatten_tree
-from holdfast.errors import HoldfastError, MismatchError, UsageError
+from holdfast.errors import HoldfastError
 from holdfast.format import (
     BLOCK,
     ArrayEntry,
     Manifest,
     PartIndex,
-    ScalarEntry,
     Slice,
     decode_owners,
     decode_scalar,
@@ -55,8 +50,6 @@ log = logging.getLogger("holdfast.checkpoint")
 
 _MANY: Final = 16
 """Blocks with at least this many arrays in them are read first."""
-
-Rename = Mapping[str, str] | Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,29 +75,6 @@ class LoadReport:
     hash_s: float
 
 
-class _Stored:
-    """An array of the checkpoint as its own template."""
-
-    def __init__(self, entry: ArrayEntry) -> None:
-        self.shape = entry.shape
-        self.dtype = dtype_of(entry.dtype).numpy
-
-
-class _Wanted:
-    """One leaf of the template that is to be loaded."""
-
-    __slots__ = ("adapter", "at", "cast_from", "entry", "name", "scalar", "sink")
-
-    def __init__(self, at: int, name: str) -> None:
-        self.at = at
-        self.name = name
-        self.entry: ArrayEntry | None = None
-        self.scalar: ScalarEntry | None = None
-        self.sink: Sink | None = None
-        self.adapter: Adapter = NUMPY
-        self.cast_from: str | None = None
-
-
 @final
 class StepLoad:
     """The load of one step into one template; made first, so that mistakes show before any reading."""
@@ -116,117 +86,27 @@ class StepLoad:
         self._options = options
         self._rank = rank
         self._world = world
-        self._arrays = {entry.name: entry for entry in manifest.arrays}
+        self._entries = {entry.name: entry for entry in manifest.arrays}
         self._scalars = {entry.name: entry for entry in manifest.scalars}
-        self._flat = flatten_tree(template) if template is not None else self._own_tree()
-        self._wanted = self._match_template(template is None)
-        self._by_name = {one.name: one for one in self._wanted}
-        self.nbytes = sum(w.entry.nbytes for w in self._wanted if w.entry is not None)
-
-    # ---- what is wanted
-
-    def _own_tree(self) -> FlatTree:
-        names = [
-            name
-            for name in (*self._arrays, *self._scalars)
-            if self._options.parts is None or match(self._options.parts, name)
-        ]
-        return FlatTree(
-            list(names),
-            None,
-            lambda: names,
-            lambda leaves: unflatten(dict(zip(names, leaves, strict=True))),
+        selection = Selection(
+            parts=options.parts, rename=options.rename, strict=options.strict, cast=options.cast
         )
-
-    def _match_template(self, own: bool) -> list[_Wanted]:
-        problems: list[str] = []
-        wanted: list[_Wanted] = []
-        known = adapters()
-        used: set[str] = set()
-        for at, (name, leaf) in enumerate(zip(self._flat.names(), self._flat.leaves, strict=True)):
-            if not self._selected(name):
-                continue
-            one = _Wanted(at, name)
-            stored = self._stored_name(name)
-            used.add(stored)
-            one.entry, one.scalar = self._arrays.get(stored), self._scalars.get(stored)
-            if one.entry is None and one.scalar is None:
-                if self._options.strict:
-                    shown = stored if stored == name else f"{stored} (wanted as {name})"
-                    problems.append(f"{shown}: not in the checkpoint")
-                continue
-            problem = self._attach(one, leaf, known, own)
-            if problem is not None:
-                problems.append(f"{name}: {problem}")
-            wanted.append(one)
-        if self._options.strict:
-            extra = [n for n in (*self._arrays, *self._scalars) if n not in used]
-            if self._options.rename is None:
-                extra = [name for name in extra if self._selected(name)]
-                problems += [f"{name}: in the checkpoint, not in the template" for name in extra]
-        if problems:
-            raise MismatchError(
-                problems,
-                hint="parts= loads a subset, rename= maps names, cast=True converts dtypes, "
-                "strict=False ignores missing and extra arrays",
-            )
-        return wanted
-
-    def _selected(self, name: str) -> bool:
-        return self._options.parts is None or match(self._options.parts, name)
-
-    def _stored_name(self, name: str) -> str:
-        rename = self._options.rename
-        if rename is None:
-            return name
-        if isinstance(rename, Mapping):
-            return rename.get(name, name)
-        renamed = rename(name)
-        if not isinstance(renamed, str):
-            raise UsageError(f"rename({name!r}) returned {renamed!r}, not a name")
-        return renamed
-
-    def _attach(self, one: _Wanted, leaf: Any, known: Sequence[Adapter], own: bool) -> str | None:
-        """Give `one` its sink; returns what is wrong with the template leaf."""
-        if own:
-            # Without a template everything comes back in numpy, as stored; a key as its data.
-            if one.entry is not None:
-                one.sink = NUMPY.sink(_Stored(one.entry), self._rank, self._world)
-            return None
-        adapter = adapter_of(leaf, known)
-        if (adapter is None) != (one.entry is None):
-            kinds = ("a Python scalar", "an array")
-            wants, has = kinds if adapter is None else kinds[::-1]
-            return f"the template has {wants}, the checkpoint {has}"
-        if adapter is None or one.entry is None:
-            return None
-        one.adapter = adapter
-        one.sink = adapter.sink(leaf, self._rank, self._world)
-        return self._compare(one, one.sink.description, one.entry)
-
-    def _compare(self, one: _Wanted, want: Description, entry: ArrayEntry) -> str | None:
-        layout = want.layout
-        if (want.kind, want.impl) != (entry.kind, entry.impl):
-            return (
-                f"the template wants {_kind(want.kind, want.impl)}, the checkpoint has "
-                f"{_kind(entry.kind, entry.impl)}"
-            )
-        if layout.shape != entry.shape:
-            return f"shape {layout.shape} wanted, {entry.shape} saved"
-        if layout.dtype != entry.dtype:
-            if not self._options.cast or want.kind == "key":
-                return f"dtype {layout.dtype} wanted, {entry.dtype} saved (cast=True converts)"
-            one.cast_from = entry.dtype
-        return None
+        found = Template(
+            template, self._entries, self._scalars, selection, rank=rank, world=world, source="checkpoint"
+        )
+        self._flat = found.flat
+        self._wanted = found.wanted
+        self._by_name = {one.name: one for one in self._wanted}
+        self.nbytes = sum(self._entries[one.stored].nbytes for one in self._wanted if one.sink)
 
     # ---- reading
 
     def run(self, stores: Sequence[LocalStore], on_bad: BadBlock) -> tuple[Any, BlockPipeline]:
         """The loaded tree. Fails: CorruptError if a block is bad in every copy."""
         folder = step_folder(self._manifest.save.step)
-        target = Layout((one.name, self._target(one)) for one in self._wanted if one.sink)
+        target = Layout((one.name, one.layout()) for one in self._wanted if one.sink)
         source = Layout(
-            (one.name, _stored_layout(one.entry)) for one in self._wanted if one.entry is not None
+            (one.name, _stored_layout(self._entries[one.stored])) for one in self._wanted if one.sink
         )
         copies = plan(source, target, ranks={self._rank})
         parts = {int(p) for array in copies.values() for p in np.unique(array.source_holder)}
@@ -244,8 +124,9 @@ class StepLoad:
         )
         self._place(pipeline, blocks, destinations, leaves)
         for one in self._wanted:
-            if one.scalar is not None:
-                leaves[one.at] = decode_scalar(one.scalar.type, one.scalar.value)
+            if one.sink is None:
+                scalar = self._scalars[one.stored]
+                leaves[one.at] = decode_scalar(scalar.type, scalar.value)
         return self._flat.rebuild(leaves), pipeline
 
     def _read_index(self, stores: Sequence[LocalStore], folder: str, part: int) -> PartIndex:
@@ -256,13 +137,6 @@ class StepLoad:
             except HoldfastError as error:
                 log.warning("%s: reading a copy instead: %s", store.root, error.message)
         return read_index(stores[-1], folder, self._manifest, part)
-
-    def _target(self, one: _Wanted) -> ArrayLayout:
-        assert one.sink is not None
-        layout = one.sink.description.layout
-        if one.cast_from is None:
-            return layout
-        return ArrayLayout(one.cast_from, layout.shape, layout.boxes, layout.holders)
 
     def _destinations(self, source: Layout, target: Layout) -> dict[str, dict[int, Destination]]:
         """Memory for every local box of every wanted array."""
@@ -293,7 +167,7 @@ class StepLoad:
             for part, index in indexes.items()
             for piece in index.slices
         }
-        stored = {one.name: one.entry.name for one in self._wanted if one.entry is not None}
+        stored = {one.name: one.stored for one in self._wanted}
         blocks: dict[tuple[int, int, int], BlockRead] = {}
         for name, array in copies.items():
             from_boxes, to_boxes = source[name].boxes, target[name].boxes
@@ -359,7 +233,7 @@ class StepLoad:
             for index, leaf in zip(at, adapter.place(batch), strict=True):
                 leaves[index] = leaf
 
-    def _placement(self, one: _Wanted, boxes: dict[int, Destination]) -> Placement:
+    def _placement(self, one: Wanted, boxes: dict[int, Destination]) -> Placement:
         assert one.sink is not None
         data = {number: box.data for number, box in boxes.items()}
         if one.cast_from is None:
@@ -392,7 +266,3 @@ def _blocks_of(copy: Move) -> Sequence[int]:
         found: list[int] = copy.blocks(BLOCK).tolist()
         return found
     return range(copy.source // BLOCK, (copy.source + copy.run - 1) // BLOCK + 1)
-
-
-def _kind(kind: str, impl: str | None) -> str:
-    return f"a {impl} PRNG key" if kind == "key" else "a plain array"

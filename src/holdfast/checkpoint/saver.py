@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from holdfast import faults, journal
+from holdfast.arrays import flatten_tree
 from holdfast.checkpoint import saving, upkeep
 from holdfast.checkpoint.handle import SaveHandle, SaveState
 from holdfast.checkpoint.lease import Lease
@@ -134,7 +135,7 @@ class Saver:
 
     def prepare(self, tree: Any) -> None:
         """Make plan and memory for trees like this one."""
-        plan = self._planner.plan(saving.flatten_tree(tree))
+        plan = self._planner.plan(flatten_tree(tree))
         taken = self._slots.take(plan.size, self._config.deadline_s)
         if taken is not None:
             self._slots.give_back(taken[0])
@@ -163,7 +164,7 @@ class Saver:
 
     def _begin(self, handle: SaveHandle, save: SaveId, tree: Any, meta: bytes, overwrite: bool) -> bool:
         """Capture the tree and hand it to the writer; False if there was no slot for it."""
-        flat = saving.flatten_tree(tree)
+        flat = flatten_tree(tree)
         plan = self._planner.plan(flat)
         scalars = saving.scalar_entries(plan, flat.leaves)
         taken = self._slots.take(plan.size, self._config.deadline_s)

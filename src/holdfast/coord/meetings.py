@@ -323,7 +323,7 @@ class Meetings:
         self, epoch: Epoch, result: Met | Refused, owed: tuple[int, ...], together: tuple[int, ...] = ()
     ) -> None:
         self._drop(epoch)
-        waiting = [a for a in epoch.arrived.values() if a.seq]
+        waiting = [a for a in epoch.arrived.values() if a.seq and a.sid in self._desk.present]
         calls = tuple((a.sid, a.seq, a.acked) for a in waiting)
         kind, name = epoch.meeting
         number = self._desk.write(Settled(kind, name, epoch.number, result, calls, owed, together))

@@ -89,8 +89,6 @@ class Rounds:
             return
         desk.present[session.sid].joined = True
         self._unseat(session, op.slot)
-        if self._take_back(session, call, op) or self._stand_by(session, call, op):
-            return
         pending = Pending(
             session,
             call.seq,
@@ -115,14 +113,18 @@ class Rounds:
         self._absent.discard(session.sid)
         desk.present[session.sid].open[call.seq] = op
         desk.alarms.set("join", session.sid, pending.deadline)
+        if self._stand_by(pending):
+            return
         if self._may_form():
             self.evaluate()
 
     def _may_form(self) -> bool:
         """Whether one more caller can have changed the verdict: asking after each is quadratic."""
         count, settings = len(self._pending), self._desk.settings
-        if count == 1 or not self._armed:
-            return count == 1 or usable(count, settings) > 0
+        if count == 1 or self._desk.vacant:
+            return True
+        if not self._armed:
+            return usable(count, settings) > 0
         return not self._absent or count >= usable(settings.max_size, settings)
 
     def _newer_claim(self, session: Session, slot: int) -> Session | None:
@@ -147,34 +149,44 @@ class Rounds:
         if seat is not None and seat.sid and seat.sid != session.sid:
             self._owner.end(self._desk.ledger.sessions[seat.sid], SUPERSEDED, by=session)
 
-    def _take_back(self, session: Session, call: Call, op: Join) -> bool:
-        """Give a restarted member its slot in the running generation, where that is the rule."""
-        desk, ledger = self._desk, self._desk.ledger
-        running = ledger.generation > 0 and not ledger.ending
-        if not (desk.settings.rejoin and running and session.slot < 0 and desk.vacant):
-            return False
-        if op.slot >= 0:
-            slot = op.slot if op.slot in desk.vacant else -1
-        else:
-            slot = -1 if op.standby else min(desk.vacant)
-        if slot < 0:
-            return False
-        number = desk.write(Replaced(slot, session.sid, ((session.sid, call.seq, call.acked),)))
+    def _running(self) -> bool:
+        return self._desk.ledger.generation > 0 and not self._desk.ledger.ending
+
+    def _refill(self) -> None:
+        """Give restarted members their slots in the running generation, where that is the rule."""
+        desk = self._desk
+        if not (desk.settings.rejoin and self._running()):
+            return
+        for pending in list(self._pending.values()):
+            slot = pending.slot
+            if slot < 0 and desk.vacant and not pending.spare:
+                slot = min(desk.vacant)
+            if slot in desk.vacant and pending.session.slot < 0 and desk.present[pending.session.sid].conn:
+                self._take_back(pending, slot)
+
+    def _take_back(self, pending: Pending, slot: int) -> None:
+        desk, session = self._desk, pending.session
+        number = desk.write(Replaced(slot, session.sid, ((session.sid, pending.seq, pending.acked),)))
         desk.vacant.discard(slot)
-        desk.answer(session.sid, call.seq, ledger.joined(session), number, desk.settings.sync_keys)
+        answer = desk.ledger.joined(session)
+        desk.answer(session.sid, pending.seq, answer, number, desk.settings.sync_keys)
+        self.withdraw(session.sid)
         desk.note("rejoined", f"{desk.name_of(session.sid)} took its slot back, out of sync", slot=slot)
         self._owner.replaced(slot)
-        return True
 
-    def _stand_by(self, session: Session, call: Call, op: Join) -> bool:
+    def _stand_by(self, pending: Pending) -> bool:
         """Send off a newcomer for whom a running generation has no place: it is told when there is one."""
         desk, ledger, settings = self._desk, self._desk.ledger, self._desk.settings
-        if session.slot >= 0 or ledger.generation == 0 or ledger.ending or not ledger.members():
+        session = pending.session
+        if session.slot >= 0 or not self._running() or len(desk.vacant) == len(ledger.seats):
             return False
         full = len(ledger.seats) - len(desk.vacant) >= usable(settings.max_size, settings)
-        if not (op.standby or full or settings.shrink_only):
+        returns = settings.rejoin and bool(desk.vacant)
+        if not (pending.spare or full or (settings.shrink_only and not returns)):
             return False
-        desk.answer(session.sid, call.seq, ledger.joined(session), ledger.number, settings.sync_keys)
+        answer = ledger.joined(session)
+        desk.answer(session.sid, pending.seq, answer, ledger.number, settings.sync_keys)
+        self.withdraw(session.sid)
         return True
 
     # ---- what happens
@@ -234,6 +246,7 @@ class Rounds:
     def evaluate(self) -> None:
         """Form the next generation if it is time."""
         desk = self._desk
+        self._refill()
         if not self._pending:
             return
         previous = self._previous()
