@@ -239,9 +239,9 @@ class Coordinator:
     def _beat(self, session: Session, call: Call, op: m.Beat) -> None:
         present = self._desk.present[session.sid]
         present.step, present.phase = op.step, op.phase[:64]
-        # Only clients that have joined send heartbeats. After a restart this is how a standby is known again.
-        present.joined = True
-        self._keep_pulse()
+        if op.joined and not present.joined:  # a standby is known again after a restart
+            present.joined = True
+            self._keep_pulse()
         self._desk.answer(session.sid, call.seq, Done(self.ledger.generation))
 
     def _leave(self, session: Session, call: Call, op: m.Leave) -> None:

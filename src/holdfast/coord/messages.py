@@ -59,10 +59,11 @@ class Leave(Struct, frozen=True, array_like=True, tag=2, gc=False):
 
 
 class Beat(Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """A sign of life with progress."""
+    """A sign of life with progress. `joined` says that this client takes part in the run."""
 
     step: int = -1
     phase: str = ""
+    joined: bool = False
 
 
 class Bury(Struct, frozen=True, array_like=True, tag=4, gc=False):
