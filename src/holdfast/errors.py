@@ -29,6 +29,12 @@
     │   ├── LimitError             too large or too many
     │   ├── UnreachableError       no coordinator answered in time: outcome unknown (also a DeadlineError)
     │   └── HandshakeError         wrong token, wrong run, or a peer that is no coordinator
+    ├── TransferError              a transfer did not happen; the version before it stays in service
+    │   ├── PeerLostError          a peer died, or its connection broke
+    │   ├── StalledError           nothing came for too long (also a DeadlineError)
+    │   ├── VersionGoneError       the peer has no such name or version (any more)
+    │   ├── IntegrityError         bytes arrived that are not those that were sent
+    │   └── TransferCancelled      it was cancelled here
     └── VaultError                 the vault refused or broke the protocol
         └── VaultDiedError         the vault process is gone
 
@@ -225,6 +231,30 @@ class UnreachableError(CoordError, DeadlineError):
 
 class HandshakeError(CoordError):
     """Wrong token, wrong run, or a peer that is no coordinator."""
+
+
+class TransferError(HoldfastError):
+    """A transfer did not happen; the version before it stays in service."""
+
+
+class PeerLostError(TransferError):
+    """A peer died, or its connection broke. The next run connects again."""
+
+
+class StalledError(TransferError, DeadlineError):
+    """Nothing came for too long: the peer is stopped or stuck, or the network drops what it sends."""
+
+
+class VersionGoneError(TransferError):
+    """The peer has no such name or version, or has it no more."""
+
+
+class IntegrityError(TransferError):
+    """Bytes arrived that are not those that were sent."""
+
+
+class TransferCancelled(TransferError):
+    """The transfer was cancelled by its caller."""
 
 
 class VaultError(HoldfastError):

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from holdfast import format as fmt
+from holdfast.arrays import encode_scalar
 from holdfast.arrays.dtypes import dtype
 from holdfast.format.manifest import owned_cells
 
@@ -98,7 +99,7 @@ def make_step(save: fmt.SaveId, arrays: Mapping[str, Array], scalars: Mapping[st
             writer={"holdfast": "0.1.0"},
             meta=meta,
             parts=tuple(parts),
-            scalars=tuple(fmt.ScalarEntry(k, *fmt.encode_scalar(v)) for k, v in scalars.items()),
+            scalars=tuple(fmt.ScalarEntry(k, *encode_scalar(v)) for k, v in scalars.items()),
             arrays=tuple(entries),
         )
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import format as fmt
+from holdfast.arrays import decode_scalar
 from holdfast.errors import FormatError
 from tests.format.make_golden import (
     GOLDEN,
@@ -55,7 +56,7 @@ def test_the_golden_manifest_says_this() -> None:
     manifest = fmt.decode_manifest((GOLDEN / STEP / fmt.MANIFEST).read_bytes())
     assert manifest.save == SAVE
     assert manifest.meta == META
-    scalars = {s.name: fmt.decode_scalar(s.type, s.value) for s in manifest.scalars}
+    scalars = {s.name: decode_scalar(s.type, s.value) for s in manifest.scalars}
     assert repr(scalars) == repr(golden_scalars())  # repr: tells -0.0 from 0.0, and nan is nan
     by_name = {entry.name: entry for entry in manifest.arrays}
     assert (by_name["rng"].kind, by_name["rng"].impl) == ("key", "threefry2x32")

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast import format as fmt
+from holdfast.arrays import decode_scalar, encode_scalar
 from holdfast.errors import CorruptError, FormatError, TreeError, VersionError
 from holdfast.format.manifest import check_part, owned_cells
 from tests.format.make_golden import (
@@ -69,7 +70,7 @@ def test_manifests_round_trip(save: fmt.SaveId, meta: Any, values: dict[str, Any
     manifest = fmt.decode_manifest(data)
     assert manifest.save == save
     assert repr(manifest.meta) == repr(meta)
-    back = {s.name: fmt.decode_scalar(s.type, s.value) for s in manifest.scalars}
+    back = {s.name: decode_scalar(s.type, s.value) for s in manifest.scalars}
     assert repr(back) == repr(values)
     assert fmt.encode_manifest(manifest) == data
 
@@ -281,25 +282,25 @@ def test_names_with_lone_surrogates_are_refused() -> None:
 @FIXED
 @given(scalars)
 def test_scalars_round_trip_exactly(value: Any) -> None:
-    kind, text = fmt.encode_scalar(value)
-    back = fmt.decode_scalar(kind, text)
+    kind, text = encode_scalar(value)
+    back = decode_scalar(kind, text)
     assert type(back) is type(value)
     assert repr(back) == repr(value)
 
 
 def test_scalars_of_any_size_and_sign() -> None:
     for value in (10**5000, -(10**5000), 2**63, -(2**63), -0.0, math.inf, 5e-324, 1e308):
-        kind, text = fmt.encode_scalar(value)
-        back = fmt.decode_scalar(kind, text)
+        kind, text = encode_scalar(value)
+        back = decode_scalar(kind, text)
         assert back == value
-    assert repr(fmt.decode_scalar(*fmt.encode_scalar(-0.0))) == "-0.0"
-    assert math.isnan(fmt.decode_scalar("float", "nan"))  # type: ignore[arg-type]
+    assert repr(decode_scalar(*encode_scalar(-0.0))) == "-0.0"
+    assert math.isnan(decode_scalar("float", "nan"))  # type: ignore[arg-type]
 
 
 def test_other_scalars_are_refused() -> None:
     for value in ([], object(), "\ud800", "x" * (1 << 21), 1 << (1 << 23), np.float64(1)):
         with pytest.raises(TreeError, match="cannot store a"):
-            fmt.encode_scalar(value)
+            encode_scalar(value)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +312,7 @@ def test_other_scalars_are_refused() -> None:
 )  # fmt: skip
 def test_other_spellings_are_refused(kind: str, text: str) -> None:
     with pytest.raises(FormatError):
-        fmt.decode_scalar(kind, text)
+        decode_scalar(kind, text)
 
 
 @FIXED

@@ -15,6 +15,7 @@ from holdfast.arrays.protocols import (
     Sink,
     adapters,
 )
+from holdfast.arrays.scalars import decode_scalar, encode_scalar
 from holdfast.arrays.strided import Move, coalesce, move
 from holdfast.arrays.template import Rename, Selection, StoredArray, Template, Wanted
 from holdfast.arrays.trees import adapter_of, flatten_tree
@@ -47,7 +48,9 @@ __all__ = [
     "cached_plan",
     "coalesce",
     "cuts",
+    "decode_scalar",
     "dtype",
+    "encode_scalar",
     "flatten",
     "flatten_tree",
     "join",

@@ -30,6 +30,7 @@ from holdfast.checkpoint.steps import (
     steps_in,
 )
 from holdfast.clock import Deadline
+from holdfast.coord.address import checked
 from holdfast.errors import (
     DeadlineError,
     HoldfastError,
@@ -38,7 +39,7 @@ from holdfast.errors import (
 )
 from holdfast.format import Problem, check_meta, step_folder, verify_step
 from holdfast.storage import Files, LocalStore
-from holdfast.vault import WORK, Crew
+from holdfast.vault import WORK, CoordinatorAt, Crew
 
 log = logging.getLogger("holdfast.checkpoint")
 
@@ -72,6 +73,9 @@ class Checkpointer:
         recycle: overwrite files of pruned steps instead of making new ones.
         journal: file for events; True for `journal.jsonl` in the folder, False for none.
         run: name of the run, stored in every save.
+        coordinator: address of the run's coordinator, or several; the ranks then agree through it, not
+            through the folder.
+        token: the run's token, for the coordinator.
     """
 
     def __init__(
@@ -92,6 +96,8 @@ class Checkpointer:
         recycle: bool = True,
         journal: str | os.PathLike[str] | bool = True,
         run: str = "run",
+        coordinator: str | Sequence[str] | None = None,
+        token: bytes | None = None,
         files: Files | None = None,
     ) -> None:
         if on_error not in ("warn", "raise"):
@@ -115,6 +121,7 @@ class Checkpointer:
             "deadline_s": deadline_s,
             "recycle": recycle,
             "run": run,
+            "coordinator": None if coordinator is None else CoordinatorAt(checked(coordinator), run, token),
         }
         self._threads = threads
         self._deadline_s = deadline_s

@@ -25,6 +25,7 @@ from holdfast.arrays import (
     Selection,
     Template,
     Wanted,
+    decode_scalar,
     move,
     plan,
 )
@@ -39,7 +40,6 @@ from holdfast.format import (
     PartIndex,
     Slice,
     decode_owners,
-    decode_scalar,
     num_cells,
     read_index,
     step_folder,

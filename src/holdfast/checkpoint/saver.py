@@ -16,10 +16,12 @@ from holdfast.checkpoint import saving, upkeep
 from holdfast.checkpoint.handle import SaveHandle, SaveState
 from holdfast.checkpoint.lease import Lease
 from holdfast.checkpoint.slots import OnBusy, SlotPool
+from holdfast.coord.coord_agreement import CoordAgreement
 from holdfast.errors import HoldfastError, SaveError, UsageError
 from holdfast.format import SaveId
 from holdfast.storage import LocalStore
 from holdfast.vault import (
+    CoordinatorAt,
     Crew,
     Hello,
     Order,
@@ -28,6 +30,7 @@ from holdfast.vault import (
     ThreadWriter,
     VaultWriter,
     Writer,
+    close_agreement,
     make_agreement,
     outcome_error,
     withdraw,
@@ -55,6 +58,7 @@ class SaverConfig:
     recycle: bool = True
     journal_path: str | None = None
     run: str = "run"
+    coordinator: CoordinatorAt | None = None
 
 
 @final
@@ -91,11 +95,19 @@ class Saver:
         try:
             if config.rank == 0:
                 upkeep.clean(store, self._note_cleaned)
-            kind = "solo" if config.world == 1 else "folder"
-            self._agreement = make_agreement(store, kind, config.rank, config.world)
+            where = config.coordinator
+            kind = "solo" if config.world == 1 else "folder" if where is None else "coordinator"
+            self._agreement = make_agreement(store, kind, config.rank, config.world, where)
+        except BaseException:
+            self._lease.close()
+            raise
+        try:
+            if isinstance(self._agreement, CoordAgreement) and config.rank == 0:
+                upkeep.clean_topics(store, self._agreement)
             self._session = self._agreement.session(config.deadline_s)
             self._writer = self._make_writer(kind)
         except BaseException:
+            close_agreement(self._agreement)
             self._lease.close()
             raise
         self._slots = SlotPool(
@@ -112,6 +124,7 @@ class Saver:
             threads=config.threads,
             journal=config.journal_path,
             recycle=config.recycle,
+            coordinator=config.coordinator if agreement == "coordinator" else None,
         )
         if config.writer == "thread":
             return ThreadWriter(hello, self, store=self._store)
@@ -295,6 +308,7 @@ class Saver:
         finished = self.wait(timeout_s)
         closed = self._writer.close(timeout_s if finished else 0.0)
         self._crew.close(timeout_s)
+        close_agreement(self._agreement)
         self._lease.close()
         return finished and closed
 

@@ -28,6 +28,7 @@ from holdfast.arrays import (
     adapter_of,
     adapters,
     cuts,
+    encode_scalar,
     move,
     spread,
 )
@@ -39,7 +40,6 @@ from holdfast.format import (
     ScalarEntry,
     Slice,
     encode_owners,
-    encode_scalar,
     lay_out,
     num_blocks,
 )

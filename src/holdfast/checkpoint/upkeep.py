@@ -12,6 +12,7 @@ from contextlib import suppress
 from holdfast import faults
 from holdfast.checkpoint.steps import PINS
 from holdfast.coord import HELLO
+from holdfast.coord.coord_agreement import CoordAgreement
 from holdfast.errors import HoldfastError
 from holdfast.format import MANIFEST, parse_file_name, parse_step_folder, read_manifest, step_folder
 from holdfast.storage import TEMPORARY, LocalStore
@@ -87,15 +88,28 @@ def clean(store: LocalStore, note: Callable[[str, str], None]) -> None:
     _clean_agreement(store)
 
 
-def _clean_agreement(store: LocalStore) -> None:
-    """Remove the records of earlier sessions, and the ballots of saves that nobody is at work on."""
-    live = {
+def clean_topics(store: LocalStore, agreement: CoordAgreement) -> None:
+    """Free the ballots that the coordinator holds of saves that nobody is at work on."""
+    live = _live_attempts(store)
+    for topic in agreement.topics():
+        if topic.partition(".")[2] not in live:
+            agreement.forget(topic)
+
+
+def _live_attempts(store: LocalStore) -> set[str | None]:
+    """The attempts of saves whose files are being written."""
+    return {
         _attempt(name)
         for folder in store.names()
         if parse_step_folder(folder) is not None
         for name in store.names(folder)
         if store.is_written(folder, name)
     }
+
+
+def _clean_agreement(store: LocalStore) -> None:
+    """Remove the records of earlier sessions, and the ballots of saves that nobody is at work on."""
+    live = _live_attempts(store)
     for name in store.names(WORK, AGREEMENT, HELLO):
         with suppress(HoldfastError):
             store.remove(WORK, AGREEMENT, HELLO, name)

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from holdfast.arrays import match
+from holdfast.arrays import decode_scalar, match
 from holdfast.cli import terminal
 from holdfast.cli.terminal import Column
-from holdfast.format import ArrayEntry, Manifest, ScalarEntry, decode_owners, decode_scalar, num_cells
+from holdfast.format import ArrayEntry, Manifest, ScalarEntry, decode_owners, num_cells
 from holdfast.storage import LocalStore
 
 

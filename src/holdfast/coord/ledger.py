@@ -76,11 +76,12 @@ class Owed:
 
 @dataclass(slots=True)
 class Seat:
-    """A slot of the generation. `sid` is 0 while it is vacant."""
+    """A slot of the generation. `sid` is 0 while it is vacant; `asked` is the slot its holder asked for."""
 
     sid: int
     lanes: tuple[int, ...]
     last: int
+    asked: int
 
 
 class _SessionState(Struct, frozen=True, array_like=True):
@@ -104,7 +105,7 @@ class _LedgerState(Struct, frozen=True, array_like=True):
     generation: int
     ending: str
     finished: bool
-    seats: dict[int, tuple[int, tuple[int, ...], int]]
+    seats: dict[int, tuple[int, tuple[int, ...], int, int]]
     out_of_sync: list[int]
     sessions: list[_SessionState]
     tombs: list[int]
@@ -238,13 +239,13 @@ class Ledger:
         before = {seat.sid for seat in self.seats.values() if seat.sid}
         for sid in before:
             self.sessions[sid].slot = -1
-        self.seats = {slot: Seat(sid, tuple(lanes), sid) for slot, sid, lanes in record.members}
+        self.seats = {slot: Seat(sid, tuple(lanes), sid, asked) for slot, sid, lanes, asked in record.members}
         for slot, seat in self.seats.items():
             self.sessions[seat.sid].slot = slot
             self.sessions[seat.sid].parted = False
         self.slots = tuple(sorted(self.seats))
         self._members = None
-        if self.stop is not None and before.isdisjoint(sid for _, sid, _ in record.members):
+        if self.stop is not None and before.isdisjoint(one[1] for one in record.members):
             # All whom it concerned are gone: this is another start of the run.
             self.stop = Stop(self.stop.stop, STOP_OVER, self.stop.reason)
         for call in record.calls:
@@ -255,6 +256,7 @@ class Ledger:
     def _replaced(self, record: r.Replaced) -> None:
         seat = self.seats[record.slot]
         seat.sid = seat.last = record.sid
+        seat.asked = record.asked
         session = self.sessions[record.sid]
         session.slot = record.slot
         self.out_of_sync.add(record.slot)
@@ -350,7 +352,10 @@ class Ledger:
                 self.generation,
                 self.ending,
                 self.finished,
-                {slot: (seat.sid, seat.lanes, seat.last) for slot, seat in sorted(self.seats.items())},
+                {
+                    slot: (seat.sid, seat.lanes, seat.last, seat.asked)
+                    for slot, seat in sorted(self.seats.items())
+                },
                 sorted(self.out_of_sync),
                 [
                     _SessionState(
@@ -391,7 +396,8 @@ class Ledger:
         ledger.next_sid, ledger.epoch = state.next_sid, state.epoch
         ledger.generation, ledger.ending, ledger.finished = state.generation, state.ending, state.finished
         ledger.seats = {
-            slot: Seat(sid, tuple(lanes), last) for slot, (sid, lanes, last) in state.seats.items()
+            slot: Seat(sid, tuple(lanes), last, asked)
+            for slot, (sid, lanes, last, asked) in state.seats.items()
         }
         ledger.slots = tuple(sorted(ledger.seats))
         ledger.out_of_sync = set(state.out_of_sync)

@@ -43,10 +43,13 @@ class Went(Struct, frozen=True, array_like=True, tag=3, gc=False):
 
 
 class Formed(Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """A generation: (slot, sid, lanes) of each member. The same number again if nothing changed."""
+    """A generation: (slot, sid, lanes, asked) of each member. The same number again if nothing changed.
+
+    `asked` is the slot that the member asked for, -1 for any.
+    """
 
     generation: int
-    members: tuple[tuple[int, int, tuple[int, ...]], ...]
+    members: tuple[tuple[int, int, tuple[int, ...], int], ...]
     calls: tuple[CallId, ...]
 
 
@@ -55,6 +58,7 @@ class Replaced(Struct, frozen=True, array_like=True, tag=5, gc=False):
 
     slot: int
     sid: int
+    asked: int
     calls: tuple[CallId, ...]
 
 

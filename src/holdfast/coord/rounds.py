@@ -89,6 +89,8 @@ class Rounds:
             return
         desk.present[session.sid].joined = True
         self._unseat(session, op.slot)
+        if call.seq in session.results:
+            return  # those who were unseated were all that an earlier send of this call waited for
         pending = Pending(
             session,
             call.seq,
@@ -133,12 +135,15 @@ class Rounds:
             return None
         claims = [self._asking[slot].session] if slot in self._asking else []
         seat = self._desk.ledger.seats.get(slot)
-        if seat is not None and seat.sid:
+        if seat is not None and seat.sid and seat.asked == slot:
             claims.append(self._desk.ledger.sessions[seat.sid])
         return next((s for s in claims if s.sid > session.sid), None)
 
     def _unseat(self, session: Session, slot: int) -> None:
-        """End the older sessions that hold or ask for the slot: the newest incarnation wins."""
+        """End the older sessions that asked for the slot: the newest incarnation wins.
+
+        A member that asked for another slot, or any, is not a former life of this one, and stays.
+        """
         if slot < 0 or session.slot == slot:
             return
         pending = self._asking.get(slot)
@@ -146,7 +151,7 @@ class Rounds:
             self._desk.refuse(pending.session.sid, pending.seq, FENCED, f"slot {slot}: {SUPERSEDED}")
             self._owner.end(pending.session, SUPERSEDED)
         seat = self._desk.ledger.seats.get(slot)
-        if seat is not None and seat.sid and seat.sid != session.sid:
+        if seat is not None and seat.sid not in (0, session.sid) and seat.asked == slot:
             self._owner.end(self._desk.ledger.sessions[seat.sid], SUPERSEDED, by=session)
 
     def _running(self) -> bool:
@@ -166,7 +171,9 @@ class Rounds:
 
     def _take_back(self, pending: Pending, slot: int) -> None:
         desk, session = self._desk, pending.session
-        number = desk.write(Replaced(slot, session.sid, ((session.sid, pending.seq, pending.acked),)))
+        number = desk.write(
+            Replaced(slot, session.sid, pending.slot, ((session.sid, pending.seq, pending.acked),))
+        )
         desk.vacant.discard(slot)
         answer = desk.ledger.joined(session)
         desk.answer(session.sid, pending.seq, answer, number, desk.settings.sync_keys)
@@ -294,7 +301,9 @@ class Rounds:
         generation = ledger.generation + changed
         waiting = list(self._pending.values())
         calls = tuple((p.session.sid, p.seq, p.acked) for p in waiting)
-        members = tuple((slot, sid, lanes[slot]) for slot, sid in slots.items())
+        asked = {seat.sid: seat.asked for seat in ledger.seats.values()}
+        asked |= {sid: p.slot for sid, p in self._pending.items() if p.slot >= 0}
+        members = tuple((slot, sid, lanes[slot], asked.get(sid, -1)) for slot, sid in slots.items())
         number = desk.write(Formed(generation, members, calls))
         desk.vacant.clear()
         for pending in waiting:

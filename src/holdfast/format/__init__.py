@@ -37,6 +37,7 @@ from holdfast.format.manifest import (
     ArrayEntry,
     Manifest,
     PartEntry,
+    ScalarEntry,
     decode_manifest,
     encode_manifest,
     part_index,
@@ -46,7 +47,6 @@ from holdfast.format.owners import cells, decode_owners, encode_owners, num_cell
 from holdfast.format.packing import ALIGN, pack
 from holdfast.format.part import Piece, lay_out
 from holdfast.format.safetensors import Tensor, decode_header, encode_header
-from holdfast.format.scalars import ScalarEntry, decode_scalar, encode_scalar
 from holdfast.format.verify import Problem, check_size, read_index, read_manifest, verify_step
 from holdfast.format.versions import versions
 
@@ -82,13 +82,11 @@ __all__ = [
     "decode_index",
     "decode_manifest",
     "decode_owners",
-    "decode_scalar",
     "digest",
     "encode_header",
     "encode_index",
     "encode_manifest",
     "encode_owners",
-    "encode_scalar",
     "index_name",
     "lay_out",
     "num_blocks",

@@ -11,9 +11,9 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from holdfast.arrays.text import show
 from holdfast.errors import UsageError
 from holdfast.format.limits import MAX_FILES, MAX_INT, MAX_PARTS
-from holdfast.format.text import show
 
 MANIFEST: Final = "manifest.json"
 DATA_SUFFIX: Final = ".safetensors"

@@ -13,12 +13,12 @@ from typing import Annotated, Final
 
 import msgspec
 
+from holdfast.arrays.text import reason, show, text_problem
 from holdfast.errors import CorruptError, FormatError, VersionError
 from holdfast.format import checksum
 from holdfast.format.checksum import DIGEST_CHARS
 from holdfast.format.ids import SaveId, data_name, index_name
 from holdfast.format.limits import MAX_DIMS, MAX_FILES, MAX_INDEX, MAX_INT, MAX_PARTS
-from holdfast.format.text import reason, show, text_problem
 
 VERSION: Final = 1
 """The format version that this code writes, and the newest that it reads."""

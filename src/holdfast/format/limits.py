@@ -30,12 +30,6 @@ MAX_CELLS = 1 << 22
 MAX_DIMS = 64
 """Dimensions of one array; numpy's own limit."""
 
-MAX_NAME = 4096
-"""Characters in the name of an array or scalar, a logical axis or a PRNG implementation."""
-
-MAX_SCALAR = 1 << 20
-"""Characters in the stored text of one scalar."""
-
 MAX_META_DEPTH = 64
 """Nesting of the user's metadata."""
 

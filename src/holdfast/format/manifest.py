@@ -13,6 +13,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from holdfast.arrays.dtypes import dtype
+from holdfast.arrays.scalars import MAX_SCALAR, decode_scalar
+from holdfast.arrays.text import reason, show, text_problem
 from holdfast.errors import CorruptError, FormatError, TreeError
 from holdfast.format import checksum
 from holdfast.format.ids import MANIFEST, SaveId, index_name
@@ -23,7 +25,6 @@ from holdfast.format.limits import (
     MAX_INT,
     MAX_MANIFEST,
     MAX_PARTS,
-    MAX_SCALAR,
 )
 from holdfast.format.meta import check_meta
 from holdfast.format.owners import (
@@ -36,8 +37,6 @@ from holdfast.format.owners import (
     num_cells,
     owned,
 )
-from holdfast.format.scalars import ScalarEntry, decode_scalar
-from holdfast.format.text import reason, show, text_problem
 
 FORMAT: Final = "holdfast"
 PREFIX: Final = 43
@@ -46,6 +45,14 @@ PREFIX: Final = 43
 _OPEN: Final = b'{"root":"'
 _Int = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 _Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+
+
+class ScalarEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A Python scalar of the saved tree: `type` says how to read `value`."""
+
+    name: str
+    type: str
+    value: str
 
 
 class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.arrays.text import show, text_problem
 from holdfast.errors import TreeError
 from holdfast.format.limits import MAX_MANIFEST, MAX_META_DEPTH, MAX_META_INT_BITS
-from holdfast.format.text import show, text_problem
 
 
 def check_meta(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 from math import prod
 
+from holdfast.arrays.text import show
 from holdfast.errors import FormatError
 from holdfast.format.limits import MAX_CELLS
-from holdfast.format.text import show
 
 Run = tuple[int, int, int]
 Cuts = tuple[tuple[int, ...], ...]

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from holdfast.arrays.text import reason, show
 from holdfast.errors import FormatError, UsageError
 from holdfast.format.limits import MAX_HEADER, MAX_INT
 from holdfast.format.packing import ALIGN
-from holdfast.format.text import reason, show
 
 BITS: Final[Mapping[str, int]] = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,

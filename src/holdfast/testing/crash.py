@@ -21,13 +21,12 @@ from typing import Any, final
 
 import numpy as np
 
-from holdfast.arrays import dtype, unflatten
+from holdfast.arrays import decode_scalar, dtype, unflatten
 from holdfast.checkpoint import Checkpointer
 from holdfast.checkpoint.steps import committed_steps, step_manifest
 from holdfast.errors import HoldfastError, NoCheckpointError, StepExistsError
 from holdfast.format import (
     MANIFEST,
-    decode_scalar,
     parse_file_name,
     parse_step_folder,
     read_index,

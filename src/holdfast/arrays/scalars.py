@@ -6,25 +6,16 @@ import math
 import re
 from typing import Final
 
-import msgspec
-
+from holdfast.arrays.text import show, text_problem
 from holdfast.errors import FormatError, TreeError
-from holdfast.format.limits import MAX_SCALAR
-from holdfast.format.text import show, text_problem
 
 Scalar = bool | int | float | complex | str | bytes | None
 
+MAX_SCALAR: Final = 1 << 20
+"""Characters in the text of one scalar."""
 _TOO_LONG: Final = "store long values as a uint8 array"
 _FLOAT = re.compile(r"-?0x[01]\.[0-9a-f]+p[+-][0-9]+|-?inf|nan")
 _INT = re.compile(r"-?[0-9]{1,19}|-?0x[0-9a-f]+")
-
-
-class ScalarEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A Python scalar of the saved tree: `type` says how to read `value`."""
-
-    name: str
-    type: str
-    value: str
 
 
 def encode_scalar(value: object) -> tuple[str, str]:

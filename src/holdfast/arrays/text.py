@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.format.limits import MAX_NAME
+from typing import Final
+
+MAX_NAME: Final = 4096
+"""Characters in the name of an array or scalar, a logical axis or a PRNG implementation."""
 
 
 def show(value: object) -> str:

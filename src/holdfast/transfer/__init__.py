@@ -1,0 +1,1 @@
+"""Live movement of sharded trees between processes: prepared, batched, verified."""
