@@ -683,6 +683,32 @@ def test_a_stop_survives_a_restart_and_is_over_at_the_next_start_of_the_run() ->
     assert newcomer.ask(Preempt("once more")).stop == 2
 
 
+def test_a_stop_is_over_once_the_member_that_asked_for_it_is_gone() -> None:
+    run = Run(min_size=1, max_size=2)
+    a, b = run.members(2)
+    b.call(Preempt("this node goes"))
+    a.call(At(1, 9))
+    b.call(At(1, 9))
+    newcomer = run.client("replacement")
+    newcomer.call(Join(-1, 60.0, standby=True))
+    a.call(Join(-1, 60.0))
+    b.call(Join(-1, 60.0, failed=True))
+    assert a.answer().generation == 2
+    assert run.core.ledger.stop == Stop(1, 10, "this node goes")  # not there yet
+    b.call(Leave("preempted"))
+    a.call(Join(-1, 60.0))
+    newcomer.call(Join(-1, 60.0))
+    assert newcomer.answer().generation == 3
+    assert not newcomer.pushes(Stop)
+
+
+def test_answers_that_a_client_never_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.coord.coordinator._MAX_RESULTS", 5)
+    a = Run().client("a")
+    assert [type(a.ask(Add("n"))).__name__ for _ in range(7)] == ["Count"] * 5 + ["Refused"] * 2
+    assert a.ask(Add("n"), acked=7).code == "limit"
+
+
 def test_status_shows_who_waits_for_whom() -> None:
     run = Run(min_size=2, max_size=2)
     a, b = run.members(2)

@@ -52,3 +52,11 @@ class Agreement(Protocol):
     def forget(self, topic: str) -> None:
         """Free the records of a topic that is over. Called by rank 0."""
         ...
+
+    def topics(self) -> list[str]:
+        """The topics that have records: those under way, and what crashed launches have left."""
+        ...
+
+    def close(self) -> None:
+        """Release what this member holds open; its records stay."""
+        ...

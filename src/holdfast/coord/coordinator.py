@@ -42,6 +42,7 @@ from holdfast.coord.settings import Settings
 from holdfast.coord.stops import Stops
 
 _MAX_FRAME: Final = 8 << 20
+_MAX_RESULTS: Final = 65_536
 _MAX_TEXT: Final = 64 << 10
 
 
@@ -227,6 +228,12 @@ class Coordinator:
             return
         if call.seq <= session.acked and not isinstance(call.op, m.Watch):
             return  # an echo: the client has no such call open
+        if len(session.results) >= _MAX_RESULTS:
+            message = (
+                f"{len(session.results):,} answers are kept for this client, which has an older call open"
+            )
+            desk.refuse(sid, call.seq, LIMIT, message, "give long waits a client of their own")
+            return
         if len(present.open) >= self.settings.max_open_calls:
             desk.refuse(sid, call.seq, LIMIT, f"{len(present.open):,} calls of this client wait already")
             return

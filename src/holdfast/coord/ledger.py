@@ -112,6 +112,7 @@ class _LedgerState(Struct, frozen=True, array_like=True):
     keys: list[tuple[str, bytes, int, int]]
     owed: list[tuple[str, str, int, Met | Refused, list[int]]]
     stop: Stop | None
+    stop_by: int
     troubles: list[Trouble]
 
 
@@ -143,6 +144,7 @@ class Ledger:
         self.key_bytes = 0
         self.owed: dict[Meeting, list[Owed]] = {}
         self.stop: Stop | None = None
+        self.stop_by = 0
         self.troubles: deque[Trouble] = deque(maxlen=_TROUBLES)
         self._members: tuple[MemberInfo, ...] | None = None
 
@@ -245,13 +247,17 @@ class Ledger:
             self.sessions[seat.sid].parted = False
         self.slots = tuple(sorted(self.seats))
         self._members = None
-        if self.stop is not None and before.isdisjoint(one[1] for one in record.members):
-            # All whom it concerned are gone: this is another start of the run.
+        if self.stop is not None and self._stop_is_over(before, {one[1] for one in record.members}):
             self.stop = Stop(self.stop.stop, STOP_OVER, self.stop.reason)
         for call in record.calls:
             session = self.sessions.get(call[0])
             if session is not None:
                 self._answer([call], self.joined(session))
+
+    def _stop_is_over(self, before: set[int], members: set[int]) -> bool:
+        """Whether the member that was to go is gone, or all are: this is another start of the run."""
+        by = self.sessions.get(self.stop_by)
+        return before.isdisjoint(members) or (self.stop_by > 0 and (by is None or bool(by.over)))
 
     def _replaced(self, record: r.Replaced) -> None:
         seat = self.seats[record.slot]
@@ -324,6 +330,7 @@ class Ledger:
 
     def _stopping(self, record: r.Stopping) -> None:
         self.stop = Stop(record.stop, STOP_ANNOUNCED, record.reason)
+        self.stop_by = record.by
         self._answer(record.calls, self.stop)
 
     def _stop_set(self, record: r.StopSet) -> None:
@@ -378,6 +385,7 @@ class Ledger:
                     for owed in all_owed
                 ],
                 self.stop,
+                self.stop_by,
                 list(self.troubles),
             )
         )
@@ -417,7 +425,7 @@ class Ledger:
                 ledger.sessions[owner].keys.add(key)
         for kind, name, epoch, result, sids in state.owed:
             ledger.owed.setdefault((kind, name), []).append(Owed(epoch, result, set(sids)))
-        ledger.stop = state.stop
+        ledger.stop, ledger.stop_by = state.stop, state.stop_by
         ledger.troubles.extend(state.troubles)
         return ledger
 

@@ -108,10 +108,11 @@ class KeysGone(Struct, frozen=True, array_like=True, tag=10, gc=False):
 
 
 class Stopping(Struct, frozen=True, array_like=True, tag=11, gc=False):
-    """A stop was asked for."""
+    """A stop was asked for. `by` is the sid of the member that will go then, 0 if all are to stop."""
 
     stop: int
     reason: str
+    by: int
     calls: tuple[CallId, ...]
 
 

@@ -104,6 +104,8 @@ class Rounds:
         earlier = self._pending.get(session.sid)
         if earlier is not None:
             pending.since = earlier.since
+            if self._asking.get(earlier.slot) is earlier:
+                del self._asking[earlier.slot]
             if earlier.seq != call.seq:
                 desk.refuse(session.sid, earlier.seq, MISUSE, "replaced by a later call to join")
         if not self._pending:

@@ -125,6 +125,17 @@ class SharedFolderAgreement:
             self._store.remove(self._name(topic, f"vote-{rank}"))
         self._store.remove(self._name(topic, "decision"))
 
+    def topics(self) -> list[str]:
+        found: dict[str, None] = {}
+        for name in self._store.names():
+            topic, _, what = name.rpartition(".")
+            if topic and (what == "decision" or what.startswith("vote-")):
+                found[topic] = None
+        return list(found)
+
+    def close(self) -> None:
+        pass
+
     @staticmethod
     def _name(topic: str, what: str) -> str:
         if not _TOPIC.fullmatch(topic):

@@ -44,3 +44,9 @@ class SoloAgreement:
     def forget(self, topic: str) -> None:
         self._ballots.pop(topic, None)
         self._outcomes.pop(topic, None)
+
+    def topics(self) -> list[str]:
+        return list({**self._ballots, **self._outcomes})
+
+    def close(self) -> None:
+        pass

@@ -3,6 +3,9 @@
     none --- Preempt ---> announced --- every member said At ---> decided
     decided --- Preempt by a client that is past it ---> announced, under the next number
 
+A stop that a member asked for is over when the next generation forms without it; one that somebody else asked
+for, when the next generation has none of the members it was for.
+
 A member that said At(step) begins no later step before it knows the decision, so `max + 1` lies ahead of all
 of them: each gets there, and none has passed it.
 """
@@ -32,7 +35,14 @@ class Stops:
             desk.answer(session.sid, call.seq, standing, desk.ledger.number, desk.settings.sync_keys)
             return
         stop = Stop((standing.stop if standing else 0) + 1, STOP_ANNOUNCED, op.reason)
-        number = desk.write(Stopping(stop.stop, op.reason, ((session.sid, call.seq, call.acked),)))
+        number = desk.write(
+            Stopping(
+                stop.stop,
+                op.reason,
+                session.sid if session.slot >= 0 else 0,
+                ((session.sid, call.seq, call.acked),),
+            )
+        )
         self._at.clear()
         desk.answer(session.sid, call.seq, stop, number, desk.settings.sync_keys)
         desk.push(desk.member_sids(), stop, number)

@@ -123,6 +123,86 @@ class Cleaned(_Event, frozen=True):
     reason: str
 
 
+class CoordinatorStarted(_Event, frozen=True):
+    """A coordinator serves at `addresses`; it took `seconds` to bring `records` records back."""
+
+    pid: int
+    term: int
+    addresses: tuple[str, ...]
+    records: int
+    seconds: float
+
+
+class CoordinatorStopped(_Event, frozen=True):
+    """A coordinator stopped on purpose, or because it could not go on; a kill leaves no such event."""
+
+    pid: int
+    reason: str
+
+
+class GenerationFormed(_Event, frozen=True):
+    """The members of the next generation are agreed on."""
+
+    generation: int
+    members: int
+
+
+class MemberSuspected(_Event, frozen=True):
+    """Nothing was heard from the member in `slot` for a while."""
+
+    slot: int
+    reason: str
+
+
+class MemberLost(_Event, frozen=True):
+    """The member in `slot` died, left or was replaced."""
+
+    slot: int
+    incarnation: str
+    reason: str
+
+
+class MemberRejoined(_Event, frozen=True):
+    """A restarted member took `slot` back in the running generation."""
+
+    slot: int
+    reason: str
+
+
+class BarrierLate(_Event, frozen=True):
+    """A barrier, vote or other meeting still waits; `reason` says for whom."""
+
+    name: str
+    reason: str
+
+
+class BarrierFailed(_Event, frozen=True):
+    """An epoch of a barrier, vote or other meeting failed for all its participants."""
+
+    name: str
+    epoch: int
+    reason: str
+
+
+class TroubleReported(_Event, frozen=True):
+    """A member told all others of an error."""
+
+    reason: str
+
+
+class StopAsked(_Event, frozen=True):
+    """Somebody asked the run to stop."""
+
+    reason: str
+
+
+class StopAgreed(_Event, frozen=True):
+    """All members stop at `step`."""
+
+    step: int
+    reason: str
+
+
 class Dropped(_Event, frozen=True):
     """The journal of this process lost `count` events, for want of room or disk."""
 
@@ -145,6 +225,17 @@ Event = (
     | VaultReplaced
     | StepPruned
     | Cleaned
+    | CoordinatorStarted
+    | CoordinatorStopped
+    | GenerationFormed
+    | MemberSuspected
+    | MemberLost
+    | MemberRejoined
+    | BarrierLate
+    | BarrierFailed
+    | TroubleReported
+    | StopAsked
+    | StopAgreed
     | Dropped
 )
 
