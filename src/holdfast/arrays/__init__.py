@@ -17,7 +17,7 @@ from holdfast.arrays.protocols import (
 )
 from holdfast.arrays.scalars import decode_scalar, encode_scalar
 from holdfast.arrays.strided import Move, coalesce, move
-from holdfast.arrays.template import Rename, Selection, StoredArray, Template, Wanted
+from holdfast.arrays.template import Rename, Selection, Template, Wanted
 from holdfast.arrays.trees import adapter_of, flatten_tree
 from holdfast.arrays.writers import spread
 
@@ -40,7 +40,6 @@ __all__ = [
     "Rename",
     "Selection",
     "Sink",
-    "StoredArray",
     "Template",
     "Wanted",
     "adapter_of",

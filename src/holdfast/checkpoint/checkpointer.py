@@ -30,7 +30,7 @@ from holdfast.checkpoint.steps import (
     steps_in,
 )
 from holdfast.clock import Deadline
-from holdfast.coord.address import checked
+from holdfast.coord import check_addresses
 from holdfast.errors import (
     DeadlineError,
     HoldfastError,
@@ -121,7 +121,9 @@ class Checkpointer:
             "deadline_s": deadline_s,
             "recycle": recycle,
             "run": run,
-            "coordinator": None if coordinator is None else CoordinatorAt(checked(coordinator), run, token),
+            "coordinator": None
+            if coordinator is None
+            else CoordinatorAt(check_addresses(coordinator), run, token),
         }
         self._threads = threads
         self._deadline_s = deadline_s

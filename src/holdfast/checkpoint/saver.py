@@ -16,7 +16,6 @@ from holdfast.checkpoint import saving, upkeep
 from holdfast.checkpoint.handle import SaveHandle, SaveState
 from holdfast.checkpoint.lease import Lease
 from holdfast.checkpoint.slots import OnBusy, SlotPool
-from holdfast.coord.coord_agreement import CoordAgreement
 from holdfast.errors import HoldfastError, SaveError, UsageError
 from holdfast.format import SaveId
 from holdfast.storage import LocalStore
@@ -30,7 +29,6 @@ from holdfast.vault import (
     ThreadWriter,
     VaultWriter,
     Writer,
-    close_agreement,
     make_agreement,
     outcome_error,
     withdraw,
@@ -102,12 +100,12 @@ class Saver:
             self._lease.close()
             raise
         try:
-            if isinstance(self._agreement, CoordAgreement) and config.rank == 0:
+            if config.rank == 0:
                 upkeep.clean_topics(store, self._agreement)
             self._session = self._agreement.session(config.deadline_s)
             self._writer = self._make_writer(kind)
         except BaseException:
-            close_agreement(self._agreement)
+            self._agreement.close()
             self._lease.close()
             raise
         self._slots = SlotPool(
@@ -308,7 +306,7 @@ class Saver:
         finished = self.wait(timeout_s)
         closed = self._writer.close(timeout_s if finished else 0.0)
         self._crew.close(timeout_s)
-        close_agreement(self._agreement)
+        self._agreement.close()
         self._lease.close()
         return finished and closed
 

@@ -11,8 +11,7 @@ from contextlib import suppress
 
 from holdfast import faults
 from holdfast.checkpoint.steps import PINS
-from holdfast.coord import HELLO
-from holdfast.coord.coord_agreement import CoordAgreement
+from holdfast.coord import HELLO, Agreement
 from holdfast.errors import HoldfastError
 from holdfast.format import MANIFEST, parse_file_name, parse_step_folder, read_manifest, step_folder
 from holdfast.storage import TEMPORARY, LocalStore
@@ -85,15 +84,16 @@ def clean(store: LocalStore, note: Callable[[str, str], None]) -> None:
                 store.remove_folder(name)
 
     intended(store)  # forgets intents that nobody holds
-    _clean_agreement(store)
+    _clean_sessions(store)
 
 
-def clean_topics(store: LocalStore, agreement: CoordAgreement) -> None:
-    """Free the ballots that the coordinator holds of saves that nobody is at work on."""
+def clean_topics(store: LocalStore, agreement: Agreement) -> None:
+    """Free the ballots of saves that nobody is at work on."""
     live = _live_attempts(store)
     for topic in agreement.topics():
         if topic.partition(".")[2] not in live:
-            agreement.forget(topic)
+            with suppress(HoldfastError):
+                agreement.forget(topic)
 
 
 def _live_attempts(store: LocalStore) -> set[str | None]:
@@ -107,16 +107,13 @@ def _live_attempts(store: LocalStore) -> set[str | None]:
     }
 
 
-def _clean_agreement(store: LocalStore) -> None:
-    """Remove the records of earlier sessions, and the ballots of saves that nobody is at work on."""
-    live = _live_attempts(store)
+def _clean_sessions(store: LocalStore) -> None:
+    """Remove what earlier launches wrote to find each other."""
     for name in store.names(WORK, AGREEMENT, HELLO):
         with suppress(HoldfastError):
             store.remove(WORK, AGREEMENT, HELLO, name)
     for name in store.names(WORK, AGREEMENT):
-        topic, _, what = name.rpartition(".")
-        stale = what == "decision" or what.startswith("vote-") or name.startswith(TEMPORARY)
-        if stale and topic.partition(".")[2] not in live:
+        if name.startswith(TEMPORARY):
             with suppress(HoldfastError):
                 store.remove(WORK, AGREEMENT, name)
 

@@ -8,7 +8,7 @@ from holdfast.vault.client import VaultWriter
 from holdfast.vault.commit import withdraw
 from holdfast.vault.crew import Crew
 from holdfast.vault.intents import intended
-from holdfast.vault.messages import Hello, Order, Outcome, Recipe
+from holdfast.vault.messages import CoordinatorAt, Hello, Order, Outcome, Recipe
 from holdfast.vault.recycling import AGREEMENT, WORK, keep_for_recycling
 from holdfast.vault.server import make_agreement
 from holdfast.vault.writer import ThreadWriter, Writer, outcome_error
@@ -16,6 +16,7 @@ from holdfast.vault.writer import ThreadWriter, Writer, outcome_error
 __all__ = [
     "AGREEMENT",
     "WORK",
+    "CoordinatorAt",
     "Crew",
     "Hello",
     "Order",

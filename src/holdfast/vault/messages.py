@@ -66,6 +66,17 @@ class Outcome(msgspec.Struct, frozen=True):
         return not self.kind
 
 
+class CoordinatorAt(msgspec.Struct, frozen=True):
+    """Where the run's coordinator is. The token goes over private Unix sockets only, and is never shown."""
+
+    addresses: tuple[str, ...]
+    run: str
+    token: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"CoordinatorAt({', '.join(self.addresses)}, run={self.run!r})"
+
+
 class Hello(msgspec.Struct, frozen=True, tag=True):
     root: str
     rank: int
@@ -74,6 +85,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     threads: int
     journal: str | None
     recycle: bool
+    coordinator: CoordinatorAt | None = None
 
 
 class MakeSlot(msgspec.Struct, frozen=True, tag=True):

@@ -6,6 +6,7 @@ standing vault listens on a Unix socket and serves every worker of its node. It 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
@@ -28,6 +29,7 @@ from holdfast.vault.messages import (
     AdoptSlot,
     Begin,
     Bye,
+    CoordinatorAt,
     Define,
     Done,
     DropSlot,
@@ -54,14 +56,29 @@ _FINISH_S: Final = 3600.0
 """The longest that a vault without its trainer works on staged saves; each has its own deadline below it."""
 
 
-def make_agreement(store: LocalStore, kind: str, rank: int, world: int) -> Agreement:
+def make_agreement(
+    store: LocalStore, kind: str, rank: int, world: int, coordinator: CoordinatorAt | None = None
+) -> Agreement:
     """The agreement that trainer and vault both use, by its name on the wire."""
     if kind == "solo":
         return SoloAgreement()
     if kind == "folder":
         shared = LocalStore(os.path.join(store.root, WORK, AGREEMENT), files=store.files)
         return SharedFolderAgreement(shared, rank=rank, world=world)
-    raise VaultError(f"unknown agreement {kind!r}", hint="use 'solo' or 'folder'")
+    if kind == "coordinator" and coordinator is not None:
+        # Two folders of one run are two agreements; all ranks see a folder under the same path.
+        from holdfast.coord import CoordAgreement  # its client is paid for by those who use it
+
+        folder = hashlib.sha256(os.path.realpath(store.root).encode()).hexdigest()[:16]
+        return CoordAgreement(
+            coordinator.addresses,
+            rank=rank,
+            world=world,
+            scope=f"ckpt/{folder}",
+            run=coordinator.run,
+            token=coordinator.token,
+        )
+    raise VaultError(f"unknown agreement {kind!r}", hint="use 'solo', 'folder' or 'coordinator'")
 
 
 @final
@@ -75,6 +92,7 @@ class Session:
         self._jobs: dict[int, Job] = {}
         self._lock = threading.Lock()
         self._persister: Persister | None = None
+        self._agreement: Agreement | None = None
         self._journal: journal.Journal | None = None
 
     def serve(self) -> None:
@@ -139,9 +157,11 @@ class Session:
         if hello.journal is not None:
             self._journal = journal.Journal(hello.journal, component=f"vault-{hello.rank}")
             self._journal.append(journal.VaultStarted(pid=os.getpid()))
+        agreement = make_agreement(store, hello.agreement, hello.rank, hello.world, hello.coordinator)
+        self._agreement = agreement
         self._persister = Persister(
             store,
-            make_agreement(store, hello.agreement, hello.rank, hello.world),
+            agreement,
             on_done=self._done,
             threads=hello.threads,
             recycle=hello.recycle,
@@ -186,6 +206,8 @@ class Session:
             job.abort("the trainer ended before the save was staged")
         if self._persister is not None and not self._persister.close(_FINISH_S):
             log.error("gave up on a save after %g s", _FINISH_S)
+        if self._agreement is not None:
+            self._agreement.close()
         self._frames.close()
         if self._journal is not None:
             self._journal.close(timeout_s=5.0)

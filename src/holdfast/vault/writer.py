@@ -69,9 +69,10 @@ class ThreadWriter:
         self._slots: dict[int, Slot] = {}
         self._recipes: dict[int, Recipe] = {}
         self._jobs: dict[int, Job] = {}
+        self._agreement = make_agreement(store, hello.agreement, hello.rank, hello.world, hello.coordinator)
         self._persister = Persister(
             store,
-            make_agreement(store, hello.agreement, hello.rank, hello.world),
+            self._agreement,
             on_done=self._done,
             threads=hello.threads,
             recycle=hello.recycle,
@@ -114,6 +115,7 @@ class ThreadWriter:
 
     def close(self, timeout_s: float) -> bool:
         closed = self._persister.close(timeout_s)
+        self._agreement.close()
         for slot in self._slots.values():
             slot.close()
         self._slots.clear()
