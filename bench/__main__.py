@@ -12,7 +12,7 @@ from typing import Protocol, TextIO, cast
 
 from bench.report import Refused, Report
 
-COMMANDS = {"checkpoint": "bench.checkpoint"}
+COMMANDS = {"checkpoint": "bench.checkpoint", "coord": "bench.coord", "transfer": "bench.transfer"}
 """Each module offers a docstring, `configure(parser)` and `run(args)`; a new benchmark is one line here."""
 
 
@@ -38,7 +38,7 @@ def main() -> int:
         about = (benchmark.__doc__ or "").strip().splitlines()[0]
         own = chosen.add_parser(name, help=about, description=about)
         own.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-        own.add_argument("--smoke", action="store_true", help="a few MiB and one round: shows that it runs")
+        own.add_argument("--smoke", action="store_true", help="very little, once: shows that it runs")
         benchmark.configure(own)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, _stop)

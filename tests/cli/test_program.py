@@ -26,7 +26,15 @@ COMMAND = [sys.executable, "-c", "from holdfast.cli import main; main()"]
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("ckpt",), *(("ckpt", name) for name in ("ls", "show", "verify", "diff", "prune"))]
+    "words",
+    [
+        (),
+        ("ckpt",),
+        *(("ckpt", name) for name in ("ls", "show", "verify", "diff", "prune")),
+        ("coordinator",),
+        ("coord",),
+        *(("coord", name) for name in ("status", "barriers", "get", "set")),
+    ],
 )
 def test_help_fits_80_columns(words: tuple[str, ...]) -> None:
     done = holdfast(*words, "--help")
@@ -40,7 +48,7 @@ def test_version() -> None:
 
 
 def test_no_command_shows_help_as_a_mistake() -> None:
-    for words in ((), ("ckpt",)):
+    for words in ((), ("ckpt",), ("coord",)):
         done = holdfast(*words)
         assert (done.exit_code, done.stdout) == (2, "")
         assert "Usage: holdfast" in done.stderr
@@ -55,6 +63,11 @@ def test_no_command_shows_help_as_a_mistake() -> None:
         (("ckpt", "show", "x", "-5"), "no such option"),
         (("ckpt", "show", "x", "five"), "invalid value for '[STEP]'"),
         (("ckpt", "prune", "x"), "missing option '--keep'"),
+        (("coord", "get"), "missing argument 'KEY'"),
+        (("coord", "status", "--timeout", "0"), "invalid value for '--timeout'"),
+        (("coordinator",), "missing option '--folder'"),
+        (("coordinator", "--folder", "x", "--min-size", "two"), "invalid value for '--min-size'"),
+        (("coordinator", "--folder", "x", "--no-token", "--token-file", "y"), "exclude each other"),
     ],
 )
 def test_mistakes(words: tuple[str, ...], message: str) -> None:
@@ -140,7 +153,8 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_help_imports_neither_numpy_nor_rich() -> None:
     code = (
         "import sys\nfrom holdfast.cli import main\n"
-        "try: main(['ckpt', '--help'])\nexcept SystemExit: pass\n"
+        "for name in ('ckpt', 'coord'):\n"
+        "    try: main([name, '--help'])\n    except SystemExit: pass\n"
         "sys.exit(', '.join({'numpy', 'rich', 'jax', 'msgspec'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run(

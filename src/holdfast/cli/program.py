@@ -16,6 +16,8 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.ckpt import ckpt
+from holdfast.cli.coord import coord, coordinator
+from holdfast.cli.transfer import transfer
 from holdfast.errors import HoldfastError
 
 ERROR: Final = 2
@@ -122,7 +124,8 @@ def _escape_unprintable() -> None:
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
-    """Keep large training runs going: look at, check and tidy what they saved.
+    """Keep large training runs going: look at, check and tidy what they saved;
+    serve and look at the coordinator that keeps them together.
 
     \b
     Output is a table for people, or one JSON object with --json.
@@ -132,3 +135,6 @@ def main() -> None:
 
 
 main.add_command(ckpt)
+main.add_command(coord)
+main.add_command(coordinator)
+main.add_command(transfer)

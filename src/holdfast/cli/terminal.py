@@ -55,9 +55,9 @@ def note(text: str) -> None:
     click.echo(printable(text), err=True)
 
 
-def say_json(value: Any) -> None:
-    """The whole answer as one JSON object, on stdout."""
-    click.echo(json.dumps(value, indent=2, allow_nan=False))
+def say_json(value: Any, *, indent: int | None = 2) -> None:
+    """The whole answer as one JSON object, on stdout; without `indent` on one line."""
+    click.echo(json.dumps(value, indent=indent, allow_nan=False))
 
 
 def say_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, indent: int = 0) -> None:
