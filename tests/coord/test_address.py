@@ -27,12 +27,18 @@ def test_an_address_is_read_and_written_the_same(text: str, place: Address) -> N
 
 @pytest.mark.parametrize(
     "text",
-    ["", "localhost:80", "tcp://host", "tcp://host:0", "tcp://host:65536", "tcp://::1:80", "unix:here",
-     "file:x", "http://host:80", "tcp://host:80/x", "tcp://a b:80"],
+    ["", "localhost:80", "tcp://host", "tcp://host:0", "tcp://host:65536", "tcp://::1:80", "unix:",
+     "file:", "http://host:80", "tcp://host:80/x", "tcp://a b:80"],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"tcp://HOST:PORT"):
         check_addresses(text)
+
+
+def test_relative_paths_mean_this_folder_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = check_addresses(["file:run/address", "unix:sock"])
+    assert found == (f"file:{tmp_path}/run/address", f"unix:{tmp_path}/sock")
 
 
 def test_at_least_one_is_needed() -> None:

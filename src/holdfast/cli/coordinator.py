@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -64,8 +63,6 @@ def run(
     if make_token and place.token_file is not None and not place.token_file.exists():
         _write_token(place.token_file)
     token = None if place.token_file is None else read_token(place.token_file)
-    # The thread that syncs the log must not wait 5 ms for its turn whenever the loop is busy.
-    sys.setswitchinterval(0.0001)
     with ExitStack() as stack:
         journal = None
         if place.journal is not None:

@@ -9,9 +9,7 @@ import argparse
 import json
 import logging
 import os
-import resource
 import sys
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -26,9 +24,6 @@ _MAX_TOKEN = 4096
 def main() -> int:
     options = _parser().parse_args()
     logging.basicConfig(format="holdfast coordinator: %(message)s", level=options.log_level.upper())
-    _allow_many_files()
-    # The thread that syncs the log must not wait 5 ms for its turn whenever the loop is busy.
-    sys.setswitchinterval(0.0001)
     journal = Journal(options.journal, component="coordinator") if options.journal else None
     try:
         serve(
@@ -47,13 +42,6 @@ def main() -> int:
         if journal is not None:
             journal.close()
     return 0
-
-
-def _allow_many_files() -> None:
-    """As many connections as the system lets us have; the usual 1,024 would end at a thousand members."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _parser() -> argparse.ArgumentParser:

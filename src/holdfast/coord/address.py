@@ -9,6 +9,7 @@ Several may be given: they are tried in turn.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
@@ -47,17 +48,21 @@ def parse(text: str) -> Address:
 
 
 def check_addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
-    """The addresses as a tuple, each of them well formed. Fails: UsageError."""
+    """The addresses as a tuple, each of them well formed, paths from here on absolute. Fails: UsageError."""
     texts = (addresses,) if isinstance(addresses, str) else tuple(addresses)
     if not texts:
         raise UsageError("no address of a coordinator was given", hint=_HINT)
-    for text in texts:
-        if text.startswith("file:"):
-            if not text.removeprefix("file:").startswith("/"):
-                raise UsageError(f"{text!r} has no absolute path", hint=_HINT)
-        else:
-            parse(text)
-    return texts
+    return tuple(map(_absolute, texts))
+
+
+def _absolute(text: str) -> str:
+    kind, _, path = text.partition(":")
+    if kind in ("file", "unix"):
+        if not path:
+            raise UsageError(f"{text!r} has no path", hint=_HINT)
+        return f"{kind}:{os.path.abspath(path)}"
+    parse(text)
+    return text
 
 
 def candidates(addresses: Sequence[str]) -> tuple[list[Address], str]:

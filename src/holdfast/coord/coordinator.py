@@ -16,7 +16,7 @@ from typing import Any, Final, final
 
 from holdfast.coord import messages as m
 from holdfast.coord.desk import Desk, Presence
-from holdfast.coord.kernel import Close, Closed, Effect, Event, Opened, Received, Send, Tick
+from holdfast.coord.kernel import Close, Closed, Effect, Event, Opened, Received, Send
 from holdfast.coord.keys import Keys
 from holdfast.coord.ledger import Ledger, Session
 from holdfast.coord.meetings import Meetings
@@ -97,24 +97,26 @@ class Coordinator:
     def step(self, event: Event, *, now: float) -> list[Effect]:
         """The effects of one event. Nothing outside is looked at or changed."""
         desk = self._desk
-        late = now - desk.alarms.next_at()
-        if late > self.settings.heartbeat_s:
-            # This process itself was away: nobody's silence in that time is held against them.
-            for present in desk.present.values():
-                present.heard += late
+        if now >= desk.alarms.first:
+            self._credit(now)
         desk.now = now
-        match event:
-            case Received(conn, call):
-                self._received(conn, call)
-            case Opened(conn, hello):
-                self._opened(conn, hello)
-            case Closed(conn):
-                self._closed(conn)
-            case Tick():
-                pass
-        while (alarm := desk.alarms.pop_due(now)) is not None:
-            self._due[alarm[0]](alarm[1])
+        if type(event) is Received:
+            self._received(event.conn, event.call)
+        elif type(event) is Opened:
+            self._opened(event.conn, event.hello)
+        elif type(event) is Closed:
+            self._closed(event.conn)
+        if now >= desk.alarms.first:
+            while (alarm := desk.alarms.pop_due(now)) is not None:
+                self._due[alarm[0]](alarm[1])
         return self._take()
+
+    def _credit(self, now: float) -> None:
+        """If this process itself was away, nobody's silence in that time is held against them."""
+        late = now - self._desk.alarms.next_at()
+        if late > self.settings.heartbeat_s:
+            for present in self._desk.present.values():
+                present.heard += late
 
     def _take(self) -> list[Effect]:
         effects, self._desk.effects = self._desk.effects, []

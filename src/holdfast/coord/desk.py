@@ -26,6 +26,8 @@ class Alarms:
         self._at: dict[Alarm, float] = {}
         self._heap: list[tuple[float, int, Alarm]] = []
         self._count = 0
+        self.first = math.inf
+        """Nothing is due before this; cheap to look at, and `next_at` makes it exact."""
 
     def set(self, kind: str, of: Hashable, at: float) -> None:
         alarm = (kind, of)
@@ -33,6 +35,8 @@ class Alarms:
             return
         self._at[alarm] = at
         self._count += 1
+        if at < self.first:
+            self.first = at
         heapq.heappush(self._heap, (at, self._count, alarm))
         # Moved and cleared alarms stay in the heap until they come up; not for ever.
         if len(self._heap) > 2 * len(self._at) + 64:
@@ -49,7 +53,8 @@ class Alarms:
         """When the next one is due; inf if there is none."""
         while self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else math.inf
+        self.first = self._heap[0][0] if self._heap else math.inf
+        return self.first
 
     def pop_due(self, now: float) -> Alarm | None:
         """The next one that is due, which is then forgotten."""

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import secrets
+import struct
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final, final
@@ -25,7 +26,7 @@ from holdfast.coord.coordinator import Coordinator
 from holdfast.coord.kernel import Close, Closed, Effect, Event, Note, Opened, Send, Tick, Write
 from holdfast.coord.listeners import Listener, listen
 from holdfast.coord.log import Log
-from holdfast.coord.messages import Answer, Hello
+from holdfast.coord.messages import Answer, Count, Done, Hello, Joined, Swapped, Value
 from holdfast.coord.records import Record
 from holdfast.coord.settings import Settings
 from holdfast.errors import HoldfastError
@@ -34,7 +35,11 @@ from holdfast.journal import Cleaned, CoordinatorStarted, CoordinatorStopped, Jo
 _log = logging.getLogger("holdfast.coord")
 
 _SWEEP_S: Final = 0.25
-_encode: Final = msgspec.msgpack.Encoder().encode
+_LENGTH: Final = struct.Struct("<I")
+_encoder: Final = msgspec.msgpack.Encoder()
+_encode: Final = _encoder.encode
+_ALONE: Final = frozenset({Done, Value, Count, Swapped, Joined})
+"""Bodies that go to one client each."""
 
 
 @final
@@ -254,8 +259,17 @@ class Server:
         self._put(connection, answer)
 
     def _put(self, connection: Connection, answer: Answer) -> None:
-        """Encode into `out`. The same body often goes to many, one after the other."""
+        """Encode into `out`. The body of a barrier or a push goes to many, one after the other."""
         body = answer.body
+        if type(body) in _ALONE:
+            out = connection.out
+            at = len(out)
+            out += b"\0\0\0\0"
+            _encoder.encode_into(answer, out, at + 4)
+            _LENGTH.pack_into(out, at, len(out) - at - 4)
+            if not connection.dirty:
+                self._soil(connection)
+            return
         if body is self._shared[0]:
             encoded = self._shared[1]
         else:
