@@ -160,7 +160,11 @@ class AsyncCoordClient:
         slots: Iterable[int] | None = None,
         timeout_s: float = 60.0,
     ) -> m.Met:
-        """Whether all are for it: `ok` of the result is true only if every ballot was cast and is true."""
+        """Whether all are for it: `ok` of the result is true only if every ballot was cast and is true.
+
+        A ballot that was cast stands. After UnreachableError the next call of the same vote gives what became
+        of it, whatever ballot it brings.
+        """
         return await self._engine.meet(m.Meet(m.VOTE, name, timeout_s, _slots(slots), ok, note))
 
     async def live(

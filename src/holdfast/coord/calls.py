@@ -59,6 +59,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+_Meeting = tuple[str, str, frozenset[int]]
+
+
 @final
 class ClientCore:
     """One session with the coordinator, over however many connections."""
@@ -80,6 +83,7 @@ class ClientCore:
         self.service = ""
         self.generation = 0
         self.slot = -1
+        self._size = 0
         self.max_frame = 0
         self.stopping = Stopping()
         self.phase = ""
@@ -142,7 +146,7 @@ class ClientCore:
                 hint="every wait has a deadline; give a finite timeout_s >= 0",
             )
         if self._abandoned and type(op) is m.Meet:
-            resumed = self._abandoned.pop(_meeting(op), None)
+            resumed = self._abandoned.pop(self._meeting(op), None)
             if resumed is not None:
                 return self._resume(resumed, op, now + timeout_s)
         self._seq = seq = self._seq + 1
@@ -290,10 +294,14 @@ class ClientCore:
             return
         kept = OpenCall(seq, op, call.generation, _NEVER)
         kept.sent, kept.told = call.sent, True
-        older = self._abandoned.pop(_meeting(op), None)
+        older = self._abandoned.pop(self._meeting(op), None)
         if older is not None:
             self._open.pop(older.seq, None)
-        self._open[seq] = self._abandoned[_meeting(op)] = kept
+        self._open[seq] = self._abandoned[self._meeting(op)] = kept
+
+    def _meeting(self, op: m.Meet) -> _Meeting:
+        """What a call must share with an abandoned one to go on with it: a barrier of two is none of all."""
+        return op.kind, op.name, frozenset(range(self._size) if op.slots is None else op.slots)
 
     def _expect(self, moment: float) -> None:
         if moment < self._expiry:
@@ -308,8 +316,8 @@ class ClientCore:
         self.wake_at = min(self._expiry, self._beat_at)
 
     def _beat(self, now: float) -> None:
-        """Send a heartbeat: a member always, others to see whether a call of theirs is still waited for."""
-        if self._beats or self._open or self._reads:
+        """Send a heartbeat: a member always, others to see whether they are still connected to somebody."""
+        if self._beats or self._open or self._reads or self._watches:
             self._send(m.Beat(self.stopping.step, self.phase, self._beats))
             if self._unheard_since is None:
                 self._unheard_since = now
@@ -353,7 +361,7 @@ class ClientCore:
                 for call in self._abandoned.values():
                     self._open.pop(call.seq, None)
                 self._abandoned.clear()
-            self.generation, self.slot = body.generation, body.slot
+            self.generation, self.slot, self._size = body.generation, body.slot, body.size
             self._answer_stop()
         elif type(body) is m.Stop:
             self.stopping.heard(body)
@@ -431,11 +439,3 @@ class ClientCore:
         at = self.stopping.answer()
         if at is not None and self.slot >= 0 and self.ready:
             self._send(at)
-
-
-_Meeting = tuple[str, str, frozenset[int] | None]
-
-
-def _meeting(op: m.Meet) -> _Meeting:
-    """What a call must share with an abandoned one to go on with it: a barrier of two is none of all."""
-    return op.kind, op.name, None if op.slots is None else frozenset(op.slots)

@@ -256,7 +256,7 @@ class Meetings:
             self._fail(epoch, DEADLINE, text, missing)
             return
         for arrival in late:
-            refused = Refused(DEADLINE, text, _HINT, self._listed(missing))
+            refused = Refused(DEADLINE, f"{FINISH} {meeting[1]!r}: {text}", _HINT, self._listed(missing))
             self._desk.answer(arrival.sid, arrival.seq, refused)
             arrival.seq = 0
         self._set_alarm(epoch)
