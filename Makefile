@@ -1,9 +1,9 @@
-# make demo | test | test-full | lint | bench      (needs only make and Python >= 3.11)
+# make demo | test | test-full | chaos | lint | bench      (needs only make and Python >= 3.11)
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint bench install clean
+.PHONY: help demo test test-full chaos lint bench install clean
 
 PYTHON ?= python3
 # Processes for the tests that can share the machine; those marked `process` always run alone.
@@ -55,6 +55,12 @@ test: lint
 test-full: lint
 	$(BIN)/pytest -n $(JOBS) -m "not process"
 	$(BIN)/pytest -m "process"
+
+# A hundred thousand simulated runs with faults, then the long campaigns of real processes.
+SEEDS ?= 0:100000
+chaos: $(INSTALLED)
+	$(BIN)/python -m holdfast.testing.coordination --seeds $(SEEDS) --jobs $(JOBS)
+	$(BIN)/pytest -m "full and process"
 
 # etcd, a peer of the coordination benchmark, where there is none. Unpacked, not installed: no service starts and
 # nothing of the system changes. Without it the benchmark leaves it out.
