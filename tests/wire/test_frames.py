@@ -183,6 +183,18 @@ def test_descriptors_that_nobody_took_are_closed() -> None:
     os.close(read_end)
 
 
+def test_descriptors_that_belong_to_no_frame_end_the_connection(raw: tuple[socket.socket, Frames]) -> None:
+    ours, frames = raw
+    before = len(os.listdir("/proc/self/fd"))
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("10i", *[ours.fileno()] * 10))]
+    for number in range(40):  # each frame announces none of the ten that come with it
+        ours.sendmsg([frame(msgspec.msgpack.encode(Pong(number)))], rights)
+    with pytest.raises(ConnectionLost, match="belong to no frame"):
+        for _ in range(40):
+            frames.receive(timeout_s=5.0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_peer_death(pair: tuple[Frames, Frames]) -> None:
     here, there = pair
     there.close()

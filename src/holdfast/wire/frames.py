@@ -22,6 +22,8 @@ from holdfast.errors import DeadlineError, HoldfastError
 
 MAX_FRAME: Final = 256 << 20
 _MAX_FDS: Final = 16
+_MAX_UNCLAIMED: Final = 4 * _MAX_FDS
+"""Descriptors that may wait for the frames they belong to: a few frames are received at once."""
 _HEAD: Final = struct.Struct("<IB")
 
 Message = TypeVar("Message")
@@ -135,6 +137,10 @@ class FrameSocket(Generic[Message]):
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) // received.itemsize * received.itemsize])
                 self._fds.extend(received)
+        if len(self._fds) > _MAX_UNCLAIMED:
+            self.shutdown()
+            self._drop_fds()
+            raise ConnectionLost("the peer sent descriptors that belong to no frame")
         if not data:
             raise ConnectionLost("the peer closed the connection")
         self._pending += data
@@ -149,6 +155,9 @@ class FrameSocket(Generic[Message]):
         self.shutdown()
         self._sock.close()
         self._inward.close()
+        self._drop_fds()
+
+    def _drop_fds(self) -> None:
         for fd in self._fds:
             os.close(fd)
         self._fds = []
