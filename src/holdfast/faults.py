@@ -43,6 +43,13 @@ SITES: dict[str, str] = {
     "vault.step.synced": "the folder that holds the manifest is synced",
     "trainer.prune.manifest": "the manifest of a pruned step was removed",
     "trainer.prune.parts": "the part files of a pruned step were removed",
+    "transfer.describe": "source: asked what it has, not answered; target: all peers have answered",
+    "transfer.prepare": "source: a plan is checked, not answered; target: all peers have the plan",
+    "transfer.run": "source: a run begins, not answered; target: all peers are asked for it",
+    "transfer.chunk.sent": "a chunk went out, or was written into the target's memory",
+    "transfer.chunk.received": "a chunk is in the target's memory and not counted yet",
+    "transfer.commit": "everything has arrived and is verified; the old version is still in service",
+    "transfer.done": "source: it heard of the outcome; target: swapped in, and nobody told",
 }
 
 

@@ -136,6 +136,14 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "check_addresses",
         "serve",
     ),
+    "transfer": (
+        "Endpoint",
+        "Publication",
+        "Shard",
+        "Transfer",
+        "TransferPlan",
+        "TransferResult",
+    ),
     "format": (
         "ALIGN",
         "ArrayEntry",
@@ -195,6 +203,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Order",
         "Outcome",
         "Recipe",
+        "Restored",
+        "ServeAt",
         "Slot",
         "ThreadWriter",
         "VaultWriter",
@@ -204,6 +214,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "keep_for_recycling",
         "make_agreement",
         "outcome_error",
+        "restore",
         "withdraw",
     ),
     "checkpoint": (

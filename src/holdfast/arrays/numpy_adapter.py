@@ -10,7 +10,7 @@ import numpy as np
 from holdfast.arrays.dtypes import dtype as dtype_of
 from holdfast.arrays.layout import ArrayLayout
 from holdfast.arrays.names import flatten
-from holdfast.arrays.protocols import Description, FlatTree, Memory, Placement
+from holdfast.arrays.protocols import Bytes1D, Description, FlatTree, Memory, Placement
 
 
 def _describe(leaf: Any, world: int) -> Description:
@@ -66,6 +66,11 @@ class NumpyAdapter:
     def memory(self, leaf: Any, ordinal: int) -> Memory:
         array = np.ascontiguousarray(leaf)
         return Memory(array.__array_interface__["data"][0], array)
+
+    def host(self, leaf: Any, ordinal: int) -> Bytes1D:
+        # Its owner must not change it while it is held; numpy frees nothing that is looked at.
+        found: Bytes1D = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+        return found
 
     def sink(self, leaf: Any, rank: int, world: int) -> NumpySink:
         return NumpySink(leaf, world)

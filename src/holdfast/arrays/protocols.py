@@ -69,6 +69,13 @@ class Source(Protocol):
         """The bytes of one local box. Reading them must not outlive the caller's hold on `leaf`."""
         ...
 
+    def host(self, leaf: Any, ordinal: int) -> Bytes1D:
+        """The bytes of one local box, to be read for as long as the result is held.
+
+        They stay what they are even if the framework frees or reuses the leaf's own memory meanwhile.
+        """
+        ...
+
 
 class Sink(Protocol):
     """What one leaf of a template asks for."""

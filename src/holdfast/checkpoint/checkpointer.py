@@ -39,7 +39,7 @@ from holdfast.errors import (
 )
 from holdfast.format import Problem, check_meta, step_folder, verify_step
 from holdfast.storage import Files, LocalStore
-from holdfast.vault import WORK, CoordinatorAt, Crew
+from holdfast.vault import WORK, CoordinatorAt, Crew, ServeAt
 
 log = logging.getLogger("holdfast.checkpoint")
 
@@ -75,7 +75,9 @@ class Checkpointer:
         run: name of the run, stored in every save.
         coordinator: address of the run's coordinator, or several; the ranks then agree through it, not
             through the folder.
-        token: the run's token, for the coordinator.
+        serve: an address, such as "127.0.0.1:0", at which the vault offers the newest staged state
+            (`vault_address`), so that `holdfast.vault.restore` takes it from memory.
+        token: the run's token, for the coordinator and for those who restore from the vault.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Checkpointer:
         journal: str | os.PathLike[str] | bool = True,
         run: str = "run",
         coordinator: str | Sequence[str] | None = None,
+        serve: str | None = None,
         token: bytes | None = None,
         files: Files | None = None,
     ) -> None:
@@ -104,6 +107,8 @@ class Checkpointer:
             raise UsageError(f"on_error={on_error!r} is unknown", hint="use 'warn' or 'raise'")
         if on_busy not in ("wait", "skip", "queue"):
             raise UsageError(f"on_busy={on_busy!r} is unknown", hint="use wait, skip or queue")
+        if serve is not None and writer == "thread":
+            raise UsageError("serve= needs a vault; writer='thread' has none", hint="use writer='vault'")
         if (rank is None) != (world is None):
             raise UsageError("rank and world go together", hint="give both or neither")
         self._store = LocalStore(path, files=files)
@@ -124,6 +129,7 @@ class Checkpointer:
             "coordinator": None
             if coordinator is None
             else CoordinatorAt(check_addresses(coordinator), run, token),
+            "serve": None if serve is None else ServeAt(serve, run, token),
         }
         self._threads = threads
         self._deadline_s = deadline_s
@@ -173,6 +179,11 @@ class Checkpointer:
     def vault_pid(self) -> int | None:
         """The process id of the vault that this checkpointer spawned, if it has."""
         return self._saver.vault_pid if self._saver is not None else None
+
+    @property
+    def vault_address(self) -> str:
+        """Where the vault offers staged state, if it was asked to (`serve=`); a new vault has a new one."""
+        return self._saver.vault_address if self._saver is not None else ""
 
     @property
     def host_bytes(self) -> int:

@@ -26,6 +26,7 @@ from holdfast.vault import (
     Order,
     Outcome,
     Recipe,
+    ServeAt,
     ThreadWriter,
     VaultWriter,
     Writer,
@@ -57,6 +58,7 @@ class SaverConfig:
     journal_path: str | None = None
     run: str = "run"
     coordinator: CoordinatorAt | None = None
+    serve: ServeAt | None = None
 
 
 @final
@@ -109,7 +111,11 @@ class Saver:
             self._lease.close()
             raise
         self._slots = SlotPool(
-            self._writer, count=config.slots, limit=config.memory_limit, on_busy=config.on_busy
+            self._writer,
+            count=config.slots,
+            limit=config.memory_limit,
+            on_busy=config.on_busy,
+            rotate=config.serve is not None,
         )
 
     def _make_writer(self, agreement: str) -> Writer:
@@ -123,6 +129,7 @@ class Saver:
             journal=config.journal_path,
             recycle=config.recycle,
             coordinator=config.coordinator if agreement == "coordinator" else None,
+            serve=config.serve,
         )
         if config.writer == "thread":
             return ThreadWriter(hello, self, store=self._store)
@@ -133,6 +140,11 @@ class Saver:
     def vault_pid(self) -> int | None:
         """The process id of the vault that this process spawned."""
         return self._writer.pid if isinstance(self._writer, VaultWriter) else None
+
+    @property
+    def vault_address(self) -> str:
+        """Where the vault offers staged state; empty if it does not."""
+        return self._writer.address if isinstance(self._writer, VaultWriter) else ""
 
     @property
     def survives_trainer(self) -> bool:

@@ -23,7 +23,9 @@ class SlotPool:
     (default: twice `count` slots), before it waits.
     """
 
-    def __init__(self, writer: Writer, *, count: int, limit: int | None, on_busy: OnBusy) -> None:
+    def __init__(
+        self, writer: Writer, *, count: int, limit: int | None, on_busy: OnBusy, rotate: bool = False
+    ) -> None:
         if on_busy not in ("wait", "skip", "queue"):
             raise UsageError(f"on_busy={on_busy!r} is unknown", hint="use wait, skip or queue")
         if count < 1:
@@ -32,6 +34,7 @@ class SlotPool:
         self._count = count
         self._limit = limit
         self._on_busy = on_busy
+        self._rotate = rotate
         self._slots: dict[int, Slot] = {}
         self._free: list[int] = []
         self._coming = 0  # bytes of a slot that is being made
@@ -55,7 +58,9 @@ class SlotPool:
         deadline = Deadline(timeout_s)
         with self._changed:
             while True:
-                number = self._free_slot(size)
+                # Where slots serve restores, the last state stays in its slot while the next one is saved.
+                spare = self._rotate and len(self._slots) + bool(self._coming) < self._count
+                number = None if spare else self._free_slot(size)
                 if number is not None:
                     self._free.remove(number)
                     return number, self._slots[number]

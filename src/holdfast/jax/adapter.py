@@ -207,6 +207,16 @@ class JaxAdapter:
         host = np.ascontiguousarray(np.asarray(shard))
         return Memory(host.__array_interface__["data"][0], host)
 
+    def host(self, leaf: Any, ordinal: int) -> Bytes1D:
+        if not isinstance(leaf.dtype, np.dtype):
+            leaf = jax.random.key_data(leaf)
+        shard = leaf.addressable_data(ordinal)
+        if not _on_cpu(leaf.sharding) and not _is_packed(leaf.dtype):
+            shard = _pinned(shard)
+        # A view through the array protocol: on CPU, and on pinned memory, it is no copy, and while it lives
+        # the runtime copies instead of reusing the memory when the array is donated.
+        return np.ascontiguousarray(np.asarray(shard)).reshape(-1).view(np.uint8)
+
     def sink(self, leaf: Any, rank: int, world: int) -> JaxSink:
         sharding = getattr(leaf, "sharding", None) or _default_sharding()
         return _sink(leaf.shape, leaf.dtype, sharding, world)
@@ -250,6 +260,14 @@ def _in_host_memory(leaf: Any) -> bool:
     # A program may ask for any dimension order; reading by address is only right for the default one.
     order: tuple[int, ...] = leaf.format.layout.major_to_minor
     return bool(order == _ROW_MAJOR[leaf.ndim])
+
+
+def _pinned(shard: Any) -> Any:
+    """A copy in page-locked host memory, made by the device's copy engine; itself where that fails."""
+    try:
+        return jax.device_put(shard, shard.sharding.with_memory_kind("pinned_host"))
+    except (ValueError, NotImplementedError, RuntimeError):
+        return shard
 
 
 def _key_text(key: Any) -> str:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import msgspec
 import numpy as np
 import xxhash
 from msgspec import Struct
 
-from holdfast.arrays import Adapter, ArrayLayout, FlatTree, adapter_of, adapters, encode_scalar, flatten_tree
+from holdfast.arrays import Adapter, ArrayLayout, Bytes1D, adapter_of, adapters, encode_scalar, flatten_tree
 from holdfast.errors import HoldfastError, LayoutError, MismatchError, TreeError
+from holdfast.transfer.shards import Shard
 
 Box = tuple[tuple[int, int], ...]
 """(start, stop) in each dimension."""
@@ -54,62 +55,86 @@ class Manifest(Struct, frozen=True, array_like=True):
         return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((self.arrays, named)))
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The memory of one box of one leaf of a published tree."""
+@final
+class PublishedTree:
+    """What is to be published: a manifest, and the memory of each box of each array in it."""
 
-    adapter: Adapter
-    leaf: int
-    ordinal: int
+    def __init__(self) -> None:
+        self._arrays: list[tuple[ArrayInfo, list[Bytes1D]]] = []
+        self._scalars: list[Scalar] = []
+
+    def add_array(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        boxes: Sequence[tuple[Box, Bytes1D]],
+        *,
+        kind: Literal["array", "key"] = "array",
+        impl: str | None = None,
+    ) -> None:
+        """Add an array of which this process holds some boxes, each with its bytes, row by row."""
+        info = ArrayInfo(name, dtype, shape, tuple(box for box, _ in boxes), kind, impl)
+        self._arrays.append((info, [memory for _, memory in boxes]))
+
+    def add_scalar(self, name: str, kind: str, value: str) -> None:
+        """Add a Python scalar, as `arrays.encode_scalar` writes it."""
+        self._scalars.append(Scalar(name, kind, value))
+
+    def taken(self) -> tuple[Manifest, list[list[Bytes1D]]]:
+        """The manifest, by name, and the memories in its order."""
+        arrays = sorted(self._arrays, key=lambda pair: pair[0].name)
+        scalars = sorted(self._scalars, key=lambda scalar: scalar.name)
+        manifest = Manifest(tuple(info for info, _ in arrays), tuple(scalars))
+        return manifest, [memories for _, memories in arrays]
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A tree taken apart for publishing. `held[i][j]` is box j of array i of the manifest."""
-
-    manifest: Manifest
-    held: tuple[tuple[Held, ...], ...]
-    flat: FlatTree
-
-
-def published(tree: Any, *, rank: int = 0, world: int = 1) -> Published:
-    """The manifest of a tree, and where its bytes are. Fails: TreeError naming the leaf."""
+def published(tree: Any, *, rank: int = 0, world: int = 1) -> PublishedTree:
+    """A tree taken apart for publishing, once its arrays are computed. Fails: TreeError naming the leaf."""
     flat = flatten_tree(tree)
     known = adapters()
-    arrays: list[tuple[ArrayInfo, tuple[Held, ...]]] = []
-    scalars: list[Scalar] = []
+    found = PublishedTree()
     names = flat.names()
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise TreeError(f"two leaves have the same name: {', '.join(twice[:5])}")
-    for at, (name, leaf) in enumerate(zip(names, flat.leaves, strict=True)):
+    leaves: list[tuple[str, Any, Shard | None, Adapter]] = []
+    for name, leaf in zip(names, flat.leaves, strict=True):
+        shard = leaf if isinstance(leaf, Shard) else None
+        array = leaf if shard is None else shard.array
         try:
-            adapter = adapter_of(leaf, known)
+            adapter = adapter_of(array, known)
             if adapter is None:
-                scalars.append(Scalar(name, *encode_scalar(leaf)))
+                found.add_scalar(name, *encode_scalar(array))
             else:
-                arrays.append(_described(name, at, leaf, adapter, rank, world))
+                leaves.append((name, array, shard, adapter))
         except HoldfastError as error:
             raise TreeError(f"{name}: {error.message}", hint=error.hint) from error
-    arrays.sort(key=lambda pair: pair[0].name)
-    scalars.sort(key=lambda scalar: scalar.name)
-    manifest = Manifest(tuple(info for info, _ in arrays), tuple(scalars))
-    return Published(manifest, tuple(held for _, held in arrays), flat)
+    for adapter in {id(adapter): adapter for _, _, _, adapter in leaves}.values():
+        adapter.ready([array for _, array, _, by in leaves if by is adapter])
+    for name, array, shard, adapter in leaves:
+        try:
+            _add(found, name, array, shard, adapter, rank, world)
+        except HoldfastError as error:
+            raise TreeError(f"{name}: {error.message}", hint=error.hint) from error
+    return found
 
 
-def _described(
-    name: str, at: int, leaf: Any, adapter: Adapter, rank: int, world: int
-) -> tuple[ArrayInfo, tuple[Held, ...]]:
-    found = adapter.describe(leaf, rank, world)
-    layout = found.layout
-    boxes: list[Box] = []
-    held: list[Held] = []
-    for box, ordinal in enumerate(found.local):
+def _add(
+    found: PublishedTree, name: str, leaf: Any, shard: Shard | None, adapter: Adapter, rank: int, world: int
+) -> None:
+    described = adapter.describe(leaf, rank, world)
+    layout, shape = described.layout, described.layout.shape
+    boxes: list[tuple[Box, Bytes1D]] = []
+    for box, ordinal in enumerate(described.local):
         if ordinal >= 0:
-            boxes.append(tuple((int(lo), int(hi)) for lo, hi in layout.boxes[box].tolist()))
-            held.append(Held(adapter, at, ordinal))
-    info = ArrayInfo(name, layout.dtype, layout.shape, tuple(boxes), found.kind, found.impl)
-    return info, tuple(held)
+            extent = tuple((int(lo), int(hi)) for lo, hi in layout.boxes[box].tolist())
+            boxes.append((extent, adapter.host(leaf, ordinal)))
+    if shard is not None:
+        if len(boxes) != 1:
+            raise TreeError("a Shard holds one plain array", hint="publish a sharded array as it is")
+        boxes, shape = [(shard.box, boxes[0][1])], shard.shape
+    found.add_array(name, layout.dtype, shape, boxes, kind=described.kind, impl=described.impl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +206,8 @@ def _joint_array(name: str, found: list[tuple[int, int, ArrayInfo]], peers: Sequ
     boxes: dict[Box, dict[int, tuple[int, int]]] = {}
     for peer, at, info in found:
         for number, box in enumerate(info.boxes):
+            if len(box) != len(first.shape):
+                raise LayoutError(f"{name}: {peers[peer]} has a slice {box} of an array {_shown(first)}")
             boxes.setdefault(box, {})[peer] = (at, number)
     ordered = sorted(boxes)
     holders = tuple(tuple(sorted(boxes[box])) for box in ordered)

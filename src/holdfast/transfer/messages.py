@@ -8,19 +8,22 @@ first the handshake of `wire`, then:
                                             <-------    Greeted(incarnation, node, link, local) or Refused
     Describe(seq, name, version, wait_s)    ------->
                                             <-------    Described(seq, version, manifest) or Refused
-    Prepare(seq, digest, name, segments)    ------->    checked against the manifest before anything else
-                                            <-------    Prepared(seq)
-    Run(seq, run, digest, version, ...)     ------->    may wait for a version that is not published yet
-                                            <-------    Started(seq, version, scalars) or Refused
+    Prepare(seq, plan, name, segments)      ------->    checked against the manifest before anything else
+                                            <-------    Prepared(seq) or Refused
+    Lend(plan, buffer, nbytes) + descriptor ------->    memory to write into, where both share a node
+    Run(seq, run, plan, version, ...)       ------->    may wait for a version that is not published yet
+                                            <-------    Ping, while it waits
+                                            <-------    Started(seq, run, version, scalars) or Refused
                                             <=======    chunks, on the data connections (or Wrote)
     Credit(run, nbytes)                     ------->    so many bytes are consumed: as many more may come
                                             <-------    Sent(run) or Failed(run, message)
     Done(run, outcome)                      ------->    the lease of this target on the version is over
-    Cancel(run)                             ------->
+    Forget(plan)                            ------->
 
-A control frame is a little-endian u32 length and MessagePack. A chunk on a data connection is CHUNK_HEAD and
-then its bytes; with shared memory the source writes into the target's buffer and says Wrote. `seq` numbers
-the questions of a target; `run` its runs, of which many may be under way.
+A control frame is that of `wire` and holds 8 bytes xxh3_64 and MessagePack. A chunk on a data connection is
+CHUNK_HEAD, its bytes, and the xxh3_128 of these if the run is checked: behind them, so that either end hashes
+what its cache still has. With shared memory the source writes into the target's buffer and says Wrote.
+`seq` numbers the questions of a target, `plan` its plans, and `run` its runs, of which many may be under way.
 """
 
 from __future__ import annotations
@@ -31,16 +34,21 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from holdfast.transfer.manifest import Manifest, Scalar
-from holdfast.transfer.route import Segment
+from holdfast.transfer.route import Placed, Segment
 
-CHUNK_HEAD: Final = struct.Struct("<4sIQI16s4x")
-"""MAGIC, chunk, run, bytes, xxh3_128 of the bytes (or zeros)."""
+CHUNK_HEAD: Final = struct.Struct("<4sIQIII")
+"""MAGIC, chunk, run, bytes, bytes of the digest behind them (16 or 0), xxh32 of all that stands before it."""
 CHUNK_MAGIC: Final = b"hfC1"
+
+MAX_CONTROL: Final = 64 << 20
+MAX_GREETING: Final = 4096
 
 COMMITTED: Final = "committed"
 ABORTED: Final = "aborted"
 UNKNOWN: Final = "unknown"
-OUTCOMES: Final = (COMMITTED, ABORTED, UNKNOWN)
+
+NEWEST: Final = -1
+"""As a version: the newest there is."""
 
 
 class Greeting(Struct, frozen=True, array_like=True, tag=1):
@@ -48,12 +56,13 @@ class Greeting(Struct, frozen=True, array_like=True, tag=1):
 
     incarnation: str
     node: str
+    name: str
     link: int = 0
     expects: str = ""
 
 
 class Greeted(Struct, frozen=True, array_like=True, tag=2):
-    """`local` is an address on the same node that passes descriptors, if there is one."""
+    """`local` is a Unix socket on the same node that takes descriptors, if there is one."""
 
     incarnation: str
     node: str
@@ -62,7 +71,7 @@ class Greeted(Struct, frozen=True, array_like=True, tag=2):
 
 
 class Refused(Struct, frozen=True, array_like=True, tag=3):
-    """`code` is one of CODES."""
+    """`code` is one of those below."""
 
     seq: int
     code: str
@@ -70,45 +79,48 @@ class Refused(Struct, frozen=True, array_like=True, tag=3):
     hint: str = ""
 
 
-UNKNOWN_NAME: Final = "unknown-name"
-UNKNOWN_VERSION: Final = "unknown-version"  # gone, or not published in time
+UNKNOWN_VERSION: Final = "unknown-version"  # or name: gone, or not published in time
 MISMATCH: Final = "mismatch"  # the version does not fit the plan
 STALE: Final = "stale"  # another incarnation than expected
 MISUSE: Final = "misuse"
 LIMIT: Final = "limit"
-CODES: Final = (UNKNOWN_NAME, UNKNOWN_VERSION, MISMATCH, STALE, MISUSE, LIMIT)
 
 
 class Describe(Struct, frozen=True, array_like=True, tag=4):
-    """`version` -1 asks for the newest; `wait_s` is how long to wait for it to be published."""
+    """`version` NEWEST asks for the newest; `wait_s` is how long to wait for it to be published.
+
+    `brief` leaves the arrays out of the manifest that is returned.
+    """
 
     seq: int
     name: str
-    version: int = -1
+    version: int = NEWEST
     wait_s: float = 0.0
+    ping_s: float = 1.0
+    brief: bool = False
 
 
 class Described(Struct, frozen=True, array_like=True, tag=5):
-    """`versions` are all that are published, oldest first."""
+    """`versions` are all that are published, oldest first; `digest` is that of the whole manifest."""
 
     seq: int
     version: int
     versions: tuple[int, ...]
+    digest: str
     manifest: Manifest
 
 
 class Prepare(Struct, frozen=True, array_like=True, tag=6):
-    """A route, to be run many times. With shared memory, `placed` are the offsets of the segments in it,
-    and the descriptors of the target's buffers come with the frame.
-    """
+    """A route, to be run many times. `placed` says where its slices go in buffers lent to the source."""
 
     seq: int
+    plan: int
     name: str
     digest: str
     manifest: str
     chunk_bytes: int
     segments: tuple[Segment, ...]
-    placed: tuple[Segment, ...] = ()
+    placed: tuple[Placed, ...] = ()
 
 
 class Prepared(Struct, frozen=True, array_like=True, tag=7):
@@ -116,20 +128,29 @@ class Prepared(Struct, frozen=True, array_like=True, tag=7):
 
 
 class Run(Struct, frozen=True, array_like=True, tag=8):
-    """Send it. `window` is how many bytes may be under way; `buffer` which shared buffer to write, or -1."""
+    """Send it. `window` is how many bytes may be under way; `buffer` says which lent buffer to write, or one
+    of OVER_TCP and IN_PROCESS.
+    """
 
     seq: int
     run: int
+    plan: int
     digest: str
     version: int
     window: int
     checked: bool
     wait_s: float = 0.0
+    ping_s: float = 1.0
     buffer: int = -1
+
+
+OVER_TCP: Final = -1
+IN_PROCESS: Final = -2
 
 
 class Started(Struct, frozen=True, array_like=True, tag=9):
     seq: int
+    run: int
     version: int
     scalars: tuple[Scalar, ...]
 
@@ -140,35 +161,53 @@ class Credit(Struct, frozen=True, array_like=True, tag=10):
 
 
 class Sent(Struct, frozen=True, array_like=True, tag=11):
+    """Everything is sent, or the run is over; a lent buffer is not written any more."""
+
     run: int
 
 
 class Wrote(Struct, frozen=True, array_like=True, tag=12):
-    """Chunks that are in the shared buffer now, with their digests (empty if unchecked)."""
+    """`count` chunks, from `chunk` on, are in the shared buffer now. Of a checked run it is one, with its
+    digest.
+    """
 
     run: int
-    chunks: tuple[int, ...]
-    digests: tuple[bytes, ...]
+    chunk: int
+    count: int
+    digest: bytes
 
 
 class Failed(Struct, frozen=True, array_like=True, tag=13):
     run: int
+    code: str
     message: str
 
 
-class Cancel(Struct, frozen=True, array_like=True, tag=14):
-    run: int
-    reason: str = ""
+class Lend(Struct, frozen=True, array_like=True, tag=14):
+    """The descriptor of a buffer comes with it."""
+
+    plan: int
+    buffer: int
+    nbytes: int
 
 
 class Done(Struct, frozen=True, array_like=True, tag=15):
+    """Also stops a run that is still under way."""
+
     run: int
     outcome: str
 
 
 class Ping(Struct, frozen=True, array_like=True, tag=16):
-    """A sign of life, in either direction, while a run waits."""
+    """A sign of life while a run waits or is under way."""
 
 
-FromTarget: TypeAlias = Describe | Prepare | Run | Credit | Cancel | Done | Ping
+class Forget(Struct, frozen=True, array_like=True, tag=17):
+    """A plan, or only one of its buffers, is not used any more."""
+
+    plan: int
+    buffer: int = -1
+
+
+FromTarget: TypeAlias = Describe | Prepare | Lend | Run | Credit | Done | Forget | Ping
 FromSource: TypeAlias = Refused | Described | Prepared | Started | Sent | Wrote | Failed | Ping

@@ -8,9 +8,9 @@ source cuts its gather list at the same bytes at which the target cuts its scatt
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple, final
+from typing import Final, NamedTuple, final
 
 import msgspec
 import xxhash
@@ -19,6 +19,11 @@ from msgspec import Struct
 from holdfast.arrays import Layout, Move, coalesce, move, plan
 from holdfast.errors import TransferError
 from holdfast.transfer.manifest import Joint, Manifest
+
+MAX_CHUNKS: Final = 1 << 20
+"""Of one stream: both ends keep a little for each."""
+MIN_CHUNK_BYTES: Final = 512
+MAX_CHUNK_BYTES: Final = 1 << 30
 
 
 class Segment(Struct, frozen=True, array_like=True, gc=False):
@@ -39,6 +44,13 @@ class Segment(Struct, frozen=True, array_like=True, gc=False):
         for count, _ in self.dims:
             total *= count
         return total
+
+
+class Placed(Struct, frozen=True, array_like=True, gc=False):
+    """Where a slice goes in the target's memory: its first byte, and the stride of each of its dims."""
+
+    start: int
+    strides: tuple[int, ...] = ()
 
 
 class Stretch(NamedTuple):
@@ -83,10 +95,24 @@ class Stream:
             at += 1
         return found
 
-    @cached_property
-    def chunks(self) -> list[list[Piece]]:
-        """The pieces of every chunk."""
-        return [self.pieces(chunk) for chunk in range(self.num_chunks)]
+    def recut(self, chunk_bytes: int) -> Stream:
+        """The same stream in other chunks."""
+        return Stream(self._stretches, chunk_bytes)
+
+    def places(self) -> list[int]:
+        """The memories it touches, in the order of their first bytes."""
+        return list(dict.fromkeys(stretch.place for stretch in self._stretches))
+
+    def within(self, offsets: Mapping[int, int]) -> Stream:
+        """The same stream where all memories lie in one, each at its offset."""
+        moved = [Stretch(0, one.move.shifted(target=offsets[one.place])) for one in self._stretches]
+        return Stream(moved, self.chunk_bytes)
+
+    def placed(self) -> tuple[Placed, ...]:
+        """Where its slices go, for a peer that writes them itself."""
+        return tuple(
+            Placed(one.move.target, tuple(to for _, _, to in one.move.dims)) for one in self._stretches
+        )
 
 
 def _packed(start: int, at: int, run: int, dims: Iterable[tuple[int, int]]) -> Move:
@@ -107,6 +133,33 @@ def gather(segments: Sequence[Segment], places: dict[tuple[int, int], int], chun
         stretches.append(Stretch(places[one.array, one.box], _packed(start, one.start, one.run, one.dims)))
         start += one.nbytes
     return Stream(stretches, chunk_bytes)
+
+
+def scattered(segments: Sequence[Segment], placed: Sequence[Placed], chunk_bytes: int) -> Stream:
+    """The stream at its target, whose memory is one, as its source knows it. Fails: TransferError."""
+    stretches = []
+    start = 0
+    if len(segments) != len(placed):
+        raise TransferError(f"{len(segments)} slices but {len(placed)} places for them")
+    for one, place in zip(segments, placed, strict=True):
+        if len(place.strides) != len(one.dims):
+            raise TransferError(f"a slice of {len(one.dims)} dims for a place of {len(place.strides)}")
+        dims = [(count, stride) for (count, _), stride in zip(one.dims, place.strides, strict=True)]
+        stretches.append(Stretch(0, _packed(start, place.start, one.run, dims)))
+        start += one.nbytes
+    return Stream(stretches, chunk_bytes)
+
+
+def check_placed(segments: Sequence[Segment], placed: Sequence[Placed], nbytes: int) -> None:
+    """Raise TransferError unless every place lies within a memory of `nbytes`."""
+    for one, place in zip(segments, placed, strict=True):
+        last = place.start + one.run
+        for (count, _), stride in zip(one.dims, place.strides, strict=True):
+            if stride < 0:
+                raise TransferError(f"rows {stride} bytes apart make no sense")
+            last += (count - 1) * stride
+        if place.start < 0 or last > nbytes:
+            raise TransferError(f"bytes {place.start}..{last} of a memory of {nbytes} were to be written")
 
 
 @final

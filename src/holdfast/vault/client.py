@@ -26,6 +26,7 @@ from holdfast.vault.messages import (
     Accepted,
     AdoptSlot,
     Begin,
+    Begun,
     Bye,
     Define,
     Done,
@@ -91,6 +92,8 @@ class VaultWriter:
         self._closing = False
         self._abandoned = False
         self._broken: HoldfastError | None = None
+        self._begun: set[int] = set()
+        self.address = ""
         self._answers: dict[str, tuple[Reply, list[int]]] = {}
         self._answered = threading.Condition()
         self._process: subprocess.Popen[bytes] | None = None
@@ -123,6 +126,7 @@ class VaultWriter:
             self._reap(0.0)
             message = reply.message if isinstance(reply, Refused) else repr(reply)
             raise VaultError(f"the vault refused this trainer: {message}")
+        self.address = reply.address
         return frames
 
     def _spawn(self) -> socket.socket:
@@ -162,6 +166,10 @@ class VaultWriter:
             match reply:
                 case Accepted(seq):
                     self._events.accepted(seq)
+                case Begun(seq):
+                    with self._answered:
+                        self._begun.add(seq)
+                        self._answered.notify_all()
                 case Done(seq, outcome):
                     with self._lock:
                         self._pending.pop(seq, None)
@@ -316,6 +324,28 @@ class VaultWriter:
             self._check()
             self._pending[order.seq] = _Pending(order)
             self._send(Begin(order))
+        if self._hello.serve is not None:
+            self._await_begun(order)
+
+    def _await_begun(self, order: Order) -> None:
+        """Return once nobody reads from the slot; a replaced vault has no readers and says so as well."""
+        deadline = Deadline(_START_S)
+        with self._answered:
+            while order.seq not in self._begun and self._broken is None:
+                if not self._answered.wait(min(1.0, deadline.remaining())) and deadline.expired():
+                    self._forget(order.seq)
+                    raise DeadlineError(
+                        f"the vault did not take step {order.save.step} in {_START_S:g} s",
+                        hint="is the vault stopped, or the host short of CPU time?",
+                    )
+            self._begun.discard(order.seq)
+        self._check()
+
+    def _forget(self, seq: int) -> None:
+        """Drop a save that never got under way."""
+        with self._lock:
+            self._pending.pop(seq, None)
+            self._send(Abort(seq, "the trainer gave up waiting for the slot"))
 
     def advance(self, seq: int, upto: int) -> None:
         with self._lock:

@@ -7,6 +7,7 @@
           <------------------------ SlotReady(+fd)
     Define(recipe) --------------->  what a save of this tree consists of; kept until redefined
     Begin(save, slot) ------------>  files are reserved
+          <------------------------ Begun, where staged state is offered: now the slot may be written
     Ready(upto) ... -------------->  bytes below `upto` lie in the slot: they are hashed and written
     Staged ----------------------->  all bytes are there: from here the trainer may die
           <------------------------ Accepted
@@ -77,6 +78,18 @@ class CoordinatorAt(msgspec.Struct, frozen=True):
         return f"CoordinatorAt({', '.join(self.addresses)}, run={self.run!r})"
 
 
+class ServeAt(msgspec.Struct, frozen=True):
+    """Where the vault is to offer staged state, for restores from its memory. The token is never shown."""
+
+    bind: str
+    run: str
+    token: bytes | None = None
+    linger_s: float = 30.0
+
+    def __repr__(self) -> str:
+        return f"ServeAt({self.bind}, run={self.run!r})"
+
+
 class Hello(msgspec.Struct, frozen=True, tag=True):
     root: str
     rank: int
@@ -86,6 +99,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     journal: str | None
     recycle: bool
     coordinator: CoordinatorAt | None = None
+    serve: ServeAt | None = None
 
 
 class MakeSlot(msgspec.Struct, frozen=True, tag=True):
@@ -134,7 +148,16 @@ REQUESTS: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Requ
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """`address` is where the vault offers staged state, if it was asked to."""
+
     pid: int
+    address: str = ""
+
+
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """Nobody reads from the slot any more: it may be written. Sent where staged state is offered."""
+
+    seq: int
 
 
 class SlotReady(msgspec.Struct, frozen=True, tag=True):
@@ -161,5 +184,5 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     outcome: Outcome
 
 
-Reply = Welcome | SlotReady | Refused | Accepted | Done
+Reply = Welcome | SlotReady | Begun | Refused | Accepted | Done
 REPLIES: Final[msgspec.msgpack.Decoder[Reply]] = msgspec.msgpack.Decoder(Reply)

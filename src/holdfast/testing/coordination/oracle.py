@@ -47,6 +47,8 @@ class Oracle:
         self._written = 0
         self._synced = 0
         self._conns: dict[int, str] = {}
+        self._latest: dict[str, int] = {}
+        """The connection of each incarnation that counts."""
         self._open: dict[tuple[int, int], float] = {}
         """Waits that the coordinator knows of, by connection and number: until when, on its clock."""
         self._deadlines: list[tuple[float, int, int]] = []
@@ -96,6 +98,8 @@ class Oracle:
             self._conns.pop(event.conn, None)
             self._forget(event.conn)
         self._check_deadlines(now)
+        if isinstance(event, Received) and self._latest.get(self._conns[event.conn]) != event.conn:
+            self._check_ignored(event, effects)
         for effect in effects:
             if isinstance(effect, Write):
                 self._write(effect)
@@ -109,6 +113,14 @@ class Oracle:
             self.compare()
         if self._service.settings.rejoin and self._steps % 5 == 0:
             self._check_restarted()
+
+    def _check_ignored(self, event: Received, effects: list[Effect]) -> None:
+        """What comes on a connection that was replaced may be older than what was said since."""
+        who = self._conns[event.conn]
+        for effect in effects:
+            answers = isinstance(effect, Send) and effect.answer.seq == event.call.seq
+            if answers and self._conns.get(effect.conn) == who:  # type: ignore[union-attr]
+                raise Violation(f"{event} came on an old connection and was done: {effect}")
 
     def _forget(self, conn: int) -> None:
         """Nobody waits on this connection any more."""
@@ -138,6 +150,8 @@ class Oracle:
 
     def _send(self, send: Send, now: float) -> None:
         seq, body = send.answer.seq, send.answer.body
+        if isinstance(body, m.Welcome):
+            self._latest[self._conns[send.conn]] = send.conn
         if seq == 0:
             return
         self._open.pop((send.conn, seq), None)

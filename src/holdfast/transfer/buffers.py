@@ -1,0 +1,181 @@
+"""Memory that transfers arrive in: flat regions, used in turn, never while an array made from one is alive.
+
+A region is a memfd, so the same memory serves every transport: the socket writes into it, or a peer on the
+same node to whom the descriptor was lent. It has no name, so nothing can leak.
+
+The arrays that are handed out are views of a region, without a copy. So that they never change under their
+owner, a region is free again only when the last of them is gone: each run makes a fresh root array, of which
+they are all views, and its end is what frees the region. numpy views and JAX arrays that alias host memory
+both keep the root alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import threading
+import weakref
+from typing import Final, final
+
+import numpy as np
+
+from holdfast.arrays import Bytes1D
+from holdfast.errors import TransferError
+
+ALIGN: Final = 64
+"""What placing an array without a copy asks for."""
+_PAGE: Final = mmap.PAGESIZE
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_HINT: Final = "drop trees of earlier versions, or transfer less in one plan"
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+@final
+class BufferSet:
+    """A region that holds all that one run of a plan brings."""
+
+    def __init__(self, number: int, nbytes: int) -> None:
+        self.number = number
+        self.nbytes = max(_PAGE, -(-nbytes // _PAGE) * _PAGE)
+        self.fd = _memfd(self.nbytes)
+        try:
+            self._map = _mapped(self.fd, self.nbytes)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.memory: Bytes1D = np.frombuffer(self._map, np.uint8)
+        self.busy = False
+
+    def root(self) -> Bytes1D:
+        """A fresh array over the region; when it and all its views are gone, the region is free."""
+        root: Bytes1D = np.frombuffer(self._map, np.uint8)
+        # Runs in whatever thread drops the last view, perhaps inside a lock: it only sets a flag.
+        weakref.finalize(root, setattr, self, "busy", False).atexit = False
+        return root
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes with its last view."""
+        os.close(self.fd)
+
+
+def _memfd(nbytes: int) -> int:
+    """A memfd whose pages are there: running out of memory later would be a signal, not an error."""
+    available = _available()
+    if available is not None and nbytes > available:
+        raise TransferError(
+            f"a buffer of {nbytes:,} bytes does not fit: {available:,} bytes of memory are available",
+            hint=_HINT,
+        )
+    fd = -1
+    try:
+        fd = os.memfd_create("holdfast-transfer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, nbytes)
+        os.posix_fallocate(fd, 0, nbytes)
+        # A peer that maps it must not be killed by our making it smaller.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        if fd >= 0:
+            os.close(fd)
+        raise _no_memory(nbytes, error) from error
+    return fd
+
+
+def _mapped(fd: int, nbytes: int) -> mmap.mmap:
+    try:
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        return mmap.mmap(fd, nbytes, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError) as error:
+        raise _no_memory(nbytes, error) from error
+
+
+def _no_memory(nbytes: int, error: Exception) -> TransferError:
+    return TransferError(f"cannot take {nbytes:,} bytes of memory for a buffer: {error}", hint=_HINT)
+
+
+def _available() -> int | None:
+    """The bytes that can be taken without swapping, as the kernel estimates them."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo", "rb") as file:
+        for line in file:
+            if line.startswith(b"MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return None
+
+
+def adopted(fd: int, nbytes: int) -> Bytes1D:
+    """The memory behind a descriptor that a target lent. Takes the descriptor. Fails: TransferError."""
+    try:
+        size = os.fstat(fd).st_size
+        if size < nbytes:
+            raise TransferError(f"a buffer of {nbytes:,} bytes was announced, it has {size:,}")
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            raise TransferError("the buffer could be made smaller while it is written; it must be sealed")
+        return np.frombuffer(_mapped(fd, size), np.uint8)
+    except OSError as error:
+        raise TransferError(f"what was lent is no buffer: {error}") from error
+    finally:
+        os.close(fd)
+
+
+@final
+class BufferSets:
+    """The buffers of one plan. Kept between runs: two, one of which has the current version."""
+
+    def __init__(self, nbytes: int, keep: int = 2) -> None:
+        self._nbytes = nbytes
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._sets: list[BufferSet] = []
+        self._made = 0
+        self._closed = False
+
+    @property
+    def made(self) -> int:
+        """How many were allocated so far."""
+        return self._made
+
+    def take(self) -> tuple[BufferSet, list[int]]:
+        """A buffer that nobody uses, and the numbers of those that were given up. Fails: TransferError."""
+        with self._lock:
+            if self._closed:
+                raise TransferError("the plan is closed")
+            free = [one for one in self._sets if not one.busy]
+            surplus = free[1:] if len(self._sets) > self._keep else []
+            gone = [self._drop(one) for one in surplus[: len(self._sets) - self._keep]]
+            if free:
+                free[0].busy = True
+                return free[0], gone
+            fresh = BufferSet(self._made, self._nbytes)
+            fresh.busy = True
+            self._made += 1
+            self._sets.append(fresh)
+            return fresh, gone
+
+    def give_back(self, one: BufferSet) -> None:
+        """Nothing was handed out of it, and nobody writes it any more."""
+        one.busy = False
+        with self._lock:
+            if self._closed and one in self._sets:
+                self._drop(one)
+
+    def discard(self, one: BufferSet) -> None:
+        """Somebody may still write it: it is never used again."""
+        with self._lock:
+            if one in self._sets:
+                self._drop(one)
+
+    def _drop(self, one: BufferSet) -> int:
+        self._sets.remove(one)
+        one.close()
+        return one.number
+
+    def close(self) -> None:
+        """Give all up; arrays that were handed out stay valid."""
+        with self._lock:
+            self._closed = True
+            for one in list(self._sets):
+                self._drop(one)

@@ -1,0 +1,178 @@
+"""How the bytes of a chunk lie in memory, and how to hash them.
+
+What is contiguous goes from memory to the socket and from the socket to memory in place. What is strided, or
+so small that a view of its own would cost more than a copy, goes through scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, final
+
+import xxhash
+
+from holdfast.arrays import Bytes1D, Move
+from holdfast.transfer.route import Piece, Stream
+
+SMALL: Final = 16 << 10
+"""Up to here a piece is copied. It bounds the views of a chunk, of which a call takes 1,024."""
+BLOCK: Final = 512 << 10
+"""What is hashed while it is in the cache: measured, four times as fast as from memory."""
+SPAN: Final = 128 << 20
+DIGEST_BYTES: Final = 16
+
+
+class Part(NamedTuple):
+    """A stretch of a chunk that is contiguous in the memory `place`, or in scratch if that is -1."""
+
+    place: int
+    start: int
+    stop: int
+
+
+Views = list[Any]
+"""Buffers, one after the other."""
+
+
+@final
+class Cut:
+    """A chunk cut for the memories it lies in."""
+
+    __slots__ = ("_back", "_blocks", "_moves", "nbytes")
+
+    def __init__(self, pieces: Sequence[Piece], nbytes: int) -> None:
+        self.nbytes = nbytes
+        parts: list[Part] = []
+        moves: list[tuple[int, Move]] = []
+        back: list[tuple[int, Move]] = []
+        for place, move in pieces:
+            size = move.nbytes
+            direct = not move.dims and size > SMALL
+            if not direct:
+                moves.append((place, move))
+                back.append((place, turned(move)))
+            start = move.target if direct else move.source
+            part = Part(place if direct else -1, start, start + size)
+            if parts and parts[-1].place == part.place and parts[-1].stop == part.start:
+                part = Part(part.place, parts.pop().start, part.stop)
+            parts.append(part)
+        self._blocks = _in_blocks(parts)
+        self._moves = moves
+        self._back = back
+
+    @property
+    def scratch_bytes(self) -> int:
+        """How much scratch it needs."""
+        return self.nbytes if self._moves else 0
+
+    def blocks(self, memories: Sequence[Bytes1D], scratch: Bytes1D) -> list[Views]:
+        """The bytes of the chunk in their order, in blocks that fit a cache."""
+        return [
+            [
+                scratch[start:stop] if place < 0 else memories[place][start:stop]
+                for place, start, stop in block
+            ]
+            for block in self._blocks
+        ]
+
+    def digest(self, memories: Sequence[Bytes1D], scratch: Bytes1D) -> bytes:
+        """xxh3_128 of the bytes."""
+        self.gather(memories, scratch)
+        hasher = xxhash.xxh3_128()
+        for block in self.blocks(memories, scratch):
+            for view in block:
+                hasher.update(view)
+        return hasher.digest()
+
+    def gather(self, memories: Sequence[Bytes1D], scratch: Bytes1D) -> None:
+        """Bring into scratch what is read from there."""
+        for place, move in self._back:
+            copy(move, memories[place], scratch)
+
+    def scatter(self, scratch: Bytes1D, memories: Sequence[Bytes1D]) -> None:
+        """Bring to its place what was received into scratch."""
+        for place, move in self._moves:
+            copy(move, scratch, memories[place])
+
+
+def copy(move: Move, source: Bytes1D, target: Bytes1D) -> None:
+    """Apply a move that was checked before; small ones come by the thousand."""
+    if move.dims:
+        move.apply(source, target)
+    else:
+        target[move.target : move.target + move.run] = source[move.source : move.source + move.run]
+
+
+def turned(move: Move) -> Move:
+    """The copy in the other direction."""
+    return Move(move.target, move.source, move.run, tuple((n, to, at) for n, at, to in move.dims))
+
+
+@final
+class Cuts:
+    """The chunks of a stream, each cut when it is first asked for."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._cuts: list[Cut | None] = [None] * stream.num_chunks
+
+    def __getitem__(self, chunk: int) -> Cut:
+        found = self._cuts[chunk]
+        if found is None:
+            found = self._cuts[chunk] = Cut(self.stream.pieces(chunk), self.stream.size(chunk))
+        return found
+
+
+@final
+class Copies:
+    """A stream as copies from source memory straight to target memory, `nbytes` of it at a time."""
+
+    def __init__(self, source: Stream, target: Stream, nbytes: int) -> None:
+        self._source = source.recut(nbytes)
+        self._target = target.recut(nbytes)
+        self._found: list[list[tuple[int, Move]] | None] = [None] * self._source.num_chunks
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, number: int) -> list[tuple[int, Move]]:
+        """(source memory, copy) of one of them; the target's memory is one.
+
+        Both streams are packed alike, so they are cut alike: piece by piece one gives the source of a copy
+        and the other its target.
+        """
+        found = self._found[number]
+        if found is None:
+            pairs = zip(self._source.pieces(number), self._target.pieces(number), strict=True)
+            found = self._found[number] = [(a.place, _joined(a.move, b.move)) for a, b in pairs]
+        return found
+
+
+def span_chunks(stream: Stream, workers: int) -> int:
+    """How many chunks to copy at once where nothing is hashed.
+
+    Many: beyond a size of its own the C library writes past the cache, at up to twice the speed.
+    """
+    return max(1, min(-(-stream.num_chunks // workers), SPAN // stream.chunk_bytes))
+
+
+def _joined(source: Move, target: Move) -> Move:
+    dims = tuple((n, at, to) for (n, _, at), (_, _, to) in zip(source.dims, target.dims, strict=True))
+    return Move(source.target, target.target, source.run, dims)
+
+
+def _in_blocks(parts: Sequence[Part]) -> list[list[Part]]:
+    """The parts, cut so that they form blocks of BLOCK bytes."""
+    blocks: list[list[Part]] = [[]]
+    room = BLOCK
+    for place, start, stop in parts:
+        at = start
+        while at < stop:
+            if not room:
+                blocks.append([])
+                room = BLOCK
+            end = min(stop, at + room)
+            blocks[-1].append(Part(place, at, end))
+            room -= end - at
+            at = end
+    return blocks

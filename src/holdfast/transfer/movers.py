@@ -1,0 +1,209 @@
+"""The ways bytes take, behind one small interface.
+
+process   both endpoints in one process: copied straight from the source's memory
+memfd     one node: the source copies straight into the target's buffer, which was lent to it
+tcp       chunks on data connections, received straight into the buffer
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from typing import Final, Protocol, final
+
+import numpy as np
+
+from holdfast.transfer.buffers import BufferSet
+from holdfast.transfer.chunks import Copies, copy, span_chunks
+from holdfast.transfer.legs import Leg
+from holdfast.transfer.links import Channel
+from holdfast.transfer.messages import IN_PROCESS, OVER_TCP, Forget, FromSource, Lend, Wrote
+from holdfast.transfer.served import ServedRun
+from holdfast.transfer.serving import TargetLink
+from holdfast.transfer.workers import Workers
+
+_NO_SCRATCH: Final = np.empty(0, np.uint8)
+
+
+class Mover(Protocol):
+    """How the bytes of a link's runs come to the target."""
+
+    name: str
+
+    def ready(self, plan: int, buffers: BufferSet) -> int:
+        """Make the buffer known to the peer; what `Run.buffer` is to say. Fails: ConnectionLost."""
+        ...
+
+    def unready(self, plan: int, buffer: int) -> None:
+        """The buffer was given up."""
+        ...
+
+    def started(self, leg: Leg) -> None:
+        """The peer has begun. Must not block."""
+        ...
+
+    def wrote(self, leg: Leg, message: Wrote) -> None:
+        """The peer has written a chunk. Must not block."""
+        ...
+
+    def settled(self, leg: Leg) -> bool:
+        """The run is over: whether the peer will write nothing more, as far as it is the peer who writes."""
+        ...
+
+
+@final
+class TcpMover:
+    """Chunks come on the data connections; the threads that read those do it all."""
+
+    name = "tcp"
+
+    def ready(self, plan: int, buffers: BufferSet) -> int:
+        return OVER_TCP
+
+    def unready(self, plan: int, buffer: int) -> None:
+        pass
+
+    def started(self, leg: Leg) -> None:
+        pass
+
+    def wrote(self, leg: Leg, message: Wrote) -> None:
+        leg.failed("", "wrote into a buffer that it does not have")
+
+    def settled(self, leg: Leg) -> bool:
+        return True
+
+
+@final
+class ProcessMover:
+    """Our own threads copy, from the memory of an endpoint in this process.
+
+    Nothing is hashed: the bytes cross no boundary on which they could be damaged.
+    """
+
+    name = "process"
+
+    def __init__(self, workers: Workers, threads: int, served: TargetLink) -> None:
+        self._workers = workers
+        self._threads = threads
+        self._served = served
+
+    def ready(self, plan: int, buffers: BufferSet) -> int:
+        return IN_PROCESS
+
+    def unready(self, plan: int, buffer: int) -> None:
+        pass
+
+    def started(self, leg: Leg) -> None:
+        run = self._served.run(leg.number)
+        if run is None:
+            return  # the source says why
+        stream = leg.route.stream
+        size = span_chunks(stream, self._threads)
+        if leg.route.copies is None:
+            leg.route.copies = Copies(run.plan.stream, stream, size * stream.chunk_bytes)
+        spans = deque(range(len(leg.route.copies)))
+        for _ in range(min(self._threads, len(spans))):
+            self._workers.submit(lambda: self._copy(leg, run, spans, size))
+
+    def _copy(self, leg: Leg, run: ServedRun, spans: deque[int], size: int) -> None:
+        stream, copies = leg.route.stream, leg.route.copies
+        assert copies is not None
+        while spans:
+            with contextlib.suppress(IndexError):
+                span = spans.popleft()
+                chunks = range(span * size, min((span + 1) * size, stream.num_chunks))
+                with run.reading(len(chunks)) as memories, leg.writing(chunks) as ours:
+                    if memories is None or not ours:
+                        return  # the source says why, or the run is over
+                    for place, move in copies[span]:
+                        copy(move, memories[place], leg.memories[0])
+                    del memories
+
+    def wrote(self, leg: Leg, message: Wrote) -> None:
+        leg.failed("", "wrote into a buffer that it does not have")
+
+    def settled(self, leg: Leg) -> bool:
+        return True
+
+
+@final
+class MemfdMover:
+    """The peer writes into our buffer; we verify what is there."""
+
+    name = "memfd"
+
+    def __init__(self, workers: Workers, threads: int, channel: Channel[FromSource]) -> None:
+        self._workers = workers
+        self._threads = threads
+        self._channel = channel
+        self._lent: set[tuple[int, int]] = set()
+        self._verifying: dict[Leg, _Verifying] = {}
+
+    def ready(self, plan: int, buffers: BufferSet) -> int:
+        if (plan, buffers.number) not in self._lent:
+            self._channel.send(Lend(plan, buffers.number, buffers.nbytes), (buffers.fd,))
+            self._lent.add((plan, buffers.number))
+        return buffers.number
+
+    def unready(self, plan: int, buffer: int) -> None:
+        if (plan, buffer) in self._lent:
+            self._lent.discard((plan, buffer))
+            self._channel.send(Forget(plan, buffer))
+
+    def started(self, leg: Leg) -> None:
+        pass
+
+    def wrote(self, leg: Leg, message: Wrote) -> None:
+        chunks = range(message.chunk, message.chunk + message.count)
+        if leg.checked:
+            verifying = self._verifying.get(leg)
+            if verifying is None:
+                verifying = self._verifying[leg] = _Verifying(leg, self._workers, self._threads)
+            verifying.add(message.chunk, message.digest)
+        else:
+            with leg.writing(chunks):
+                pass  # it is written
+
+    def settled(self, leg: Leg) -> bool:
+        self._verifying.pop(leg, None)
+        return leg.sent
+
+
+@final
+class _Verifying:
+    """Chunks that a peer has written and we have not hashed yet."""
+
+    def __init__(self, leg: Leg, workers: Workers, threads: int) -> None:
+        self._leg = leg
+        self._workers = workers
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._active = 0
+
+    def add(self, chunk: int, expected: bytes) -> None:
+        with self._lock:
+            self._waiting.append((chunk, expected))
+            if self._active >= self._threads:
+                return
+            self._active += 1
+        self._workers.submit(self._work)
+
+    def _work(self) -> None:
+        scratch = _NO_SCRATCH
+        leg = self._leg
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._active -= 1
+                    return
+                chunk, expected = self._waiting.popleft()
+            with leg.writing(range(chunk, chunk + 1)) as ours:
+                if not ours:
+                    continue
+                cut = leg.route.cuts[chunk]
+                if cut.scratch_bytes > scratch.size:
+                    scratch = np.empty(cut.scratch_bytes, np.uint8)
+                if cut.digest(leg.memories, scratch) != expected:
+                    leg.damaged(chunk)

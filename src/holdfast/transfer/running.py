@@ -1,0 +1,308 @@
+"""One run of a plan, from asking the peers to the commit. One thread per run; all its waits are here."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from holdfast import faults
+from holdfast.arrays import Adapter, Placement, decode_scalar
+from holdfast.arrays import dtype as dtype_of
+from holdfast.errors import (
+    HoldfastError,
+    MismatchError,
+    StalledError,
+    TransferError,
+    VersionGoneError,
+)
+from holdfast.transfer.buffers import BufferSet
+from holdfast.transfer.futures import Transfer, TransferResult
+from holdfast.transfer.legs import Leg
+from holdfast.transfer.manifest import Scalar
+from holdfast.transfer.messages import ABORTED, COMMITTED, Run
+from holdfast.transfer.patience import Patience
+from holdfast.transfer.pulling import PeerLink
+from holdfast.transfer.shards import ShardSink
+
+if TYPE_CHECKING:
+    from holdfast.transfer.plan import Tie, TransferPlan
+
+log = logging.getLogger("holdfast.transfer")
+
+_LATE_S: Final = 1.0
+_RETRY_S: Final = 0.02
+
+
+@final
+class Drive:
+    """Runs a plan once; called on a thread of its own."""
+
+    def __init__(
+        self, plan: TransferPlan, transfer: Transfer, version: int | None, deadline: Patience, checked: bool
+    ) -> None:
+        self._plan = plan
+        self._settings = plan.host.settings
+        self._transfer = transfer
+        self._version = version
+        self._deadline = deadline
+        self._checked = checked
+        self._began = time.monotonic()
+        self._wake = threading.Event()
+        self._buffers: BufferSet | None = None
+        self._legs: list[tuple[Leg, PeerLink]] = []
+        transfer.attach(self._progress, self._cancel)
+
+    def _progress(self) -> tuple[int, int]:
+        return sum(leg.done_bytes for leg, _ in self._legs), self._plan.nbytes
+
+    def _cancel(self) -> None:
+        self._deadline.cancelled = True
+        self._wake.set()
+
+    def __call__(self) -> None:
+        result, failure = None, None
+        try:
+            result = self._retried()
+        except HoldfastError as error:
+            failure = error
+        except Exception as error:
+            log.exception("a transfer failed")
+            failure = TransferError(f"the transfer failed: {error!r}")
+            failure.__cause__ = error
+        if failure is not None:
+            log.debug("a transfer was aborted", exc_info=failure)
+            _without_frames(failure)
+        # Nothing may refer to the tree but its owner: that is what frees the buffer.
+        self._transfer.finish(result, failure)
+
+    def _retried(self) -> TransferResult:
+        while True:
+            try:
+                return self._run()
+            except VersionGoneError:
+                cut_off = any(leg.cut_off for leg, _ in self._legs)
+                self._abort()
+                # The newest may be gone before it was asked for, or before all were.
+                if cut_off or self._version is not None or self._deadline.expired():
+                    raise
+                time.sleep(_RETRY_S)
+            except MismatchError as error:
+                self._abort()
+                problems = self._plan.changes(self._version, self._deadline)
+                if not problems:
+                    raise
+                raise MismatchError(problems, source="publication", hint=error.hint) from error
+            except BaseException:
+                self._abort()
+                raise
+
+    def _run(self) -> TransferResult:
+        plan = self._plan
+        connects = plan.connect(self._deadline)
+        version = self._version if self._version is not None else plan.common_version(self._deadline)
+        made = plan.buffers.made
+        self._buffers, given_up = plan.buffers.take()
+        fresh = plan.buffers.made - made
+        for number in given_up:
+            plan.unready(number)
+        for tie in plan.ties:
+            link = tie.open_link()
+            leg = Leg(plan.host.next_run(), tie.route, self._buffers, self._wake, checked=self._checked)
+            buffer = link.ready(tie.number, self._buffers)
+            self._legs.append((leg, link))
+            link.begin(leg, partial(self._asked, leg, tie, buffer, version))
+        faults.site("transfer.run")
+        self._wait()
+        found, tree = self._placed()
+        faults.site("transfer.commit")
+        plan.commit(found, tree)
+        faults.site("transfer.done")
+        transports = {}
+        for leg, link in self._legs:
+            transports[leg.peer] = link.mover.name
+            leg.close()
+            link.mover.settled(leg)
+            link.end(leg, COMMITTED)
+        return TransferResult(
+            tree,
+            found,
+            plan.nbytes,
+            time.monotonic() - self._began,
+            transports,
+            self._checked,
+            fresh,
+            connects,
+            {leg.peer: leg.route.nbytes for leg, _ in self._legs},
+        )
+
+    def _asked(self, leg: Leg, tie: Tie, buffer: int, version: int, seq: int) -> Run:
+        return Run(
+            seq,
+            leg.number,
+            tie.number,
+            tie.route.route.digest,
+            version,
+            self._settings.window_bytes,
+            self._checked,
+            self._deadline.remaining(),
+            self._settings.idle_s / 4,
+            buffer,
+        )
+
+    # ---- waiting
+
+    def _wait(self) -> None:
+        """Return when every chunk of every peer has arrived and verified."""
+        while True:
+            self._wake.clear()
+            self._deadline.check(self._so_far())
+            waiting = False
+            for leg, _ in self._legs:
+                if leg.error is not None:
+                    raise leg.error
+                waiting = waiting or not leg.complete
+            if not waiting:
+                return
+            asked = time.monotonic()
+            timeout = self._time_left(asked)
+            self._wake.wait(timeout)
+            now = time.monotonic()
+            if now - asked > timeout + _LATE_S:
+                # We were stopped ourselves: the silence was ours, not the peers'.
+                for leg, link in self._legs:
+                    link.heard = now
+                    leg.moved_at = now if leg.moved_at else 0.0
+                    leg.started_at = now
+
+    def _time_left(self, now: float) -> float:
+        """Seconds until the first deadline. Fails: StalledError if one has passed."""
+        left = self._deadline.remaining()
+        if left <= 0:
+            behind = [leg.peer for leg, _ in self._legs if not leg.complete]
+            missing = [leg.peer for leg, _ in self._legs if leg.started is None]
+            if missing:
+                which = "no version" if self._version is None else f"version {self._version} not"
+                raise VersionGoneError(
+                    f"{', '.join(missing)}: {which} published as {self._plan.name!r} within "
+                    f"deadline_s={self._deadline.timeout_s:g}",
+                    hint="publish it, or give the run a longer deadline_s",
+                )
+            raise StalledError(
+                f"{', '.join(behind)}: not done within deadline_s={self._deadline.timeout_s:g} "
+                f"({self._so_far()})",
+                hint="give it a longer deadline_s, or find out what is slow",
+            )
+        for leg, link in self._legs:
+            if not leg.complete:
+                left = min(left, self._leg_left(leg, link, now))
+        return left
+
+    def _leg_left(self, leg: Leg, link: PeerLink, now: float) -> float:
+        idle, first = self._settings.idle_s, self._settings.first_byte_s
+        left = link.heard + idle - now
+        phase, limit = "it is silent", f"idle_s={idle:g}"
+        if leg.started is not None and leg.route.nbytes:
+            if not leg.moved_at:
+                data, what, bound = (
+                    leg.started_at + first - now,
+                    "no first byte came",
+                    f"first_byte_s={first:g}",
+                )
+            else:
+                data, what, bound = leg.moved_at + idle - now, "bytes stopped coming", f"idle_s={idle:g}"
+            if data < left:
+                left, phase, limit = data, what, bound
+        if left <= 0:
+            # What it still sends, if it wakes up, must not meet another run.
+            link.lose(f"{phase} ({limit})")
+            raise StalledError(
+                f"{leg.peer}: {phase} for {limit} ({self._so_far()})",
+                hint="the peer is stopped or stuck, or the network drops what it sends; the version before "
+                "stays in service, and the next run connects again",
+            )
+        return left
+
+    def _so_far(self) -> str:
+        done, total = self._progress()
+        return f"{done:,} of {total:,} bytes so far"
+
+    # ---- the end
+
+    def _placed(self) -> tuple[int, Any]:
+        """The version and its tree, made of the buffer without a copy where the framework can."""
+        plan = self._plan
+        scalars = _agreed([leg.started.scalars for leg, _ in self._legs if leg.started is not None])
+        started = self._legs[0][0].started
+        assert self._buffers is not None
+        assert started is not None
+        # From here on the buffer is free when the last array made of it is gone.
+        buffers, self._buffers = self._buffers, None
+        root = buffers.root()
+        leaves = list(plan.template.flat.leaves)
+        batches: dict[int, tuple[Adapter, list[int], list[Placement]]] = {}
+        for one in plan.template.wanted:
+            if one.sink is None:
+                leaves[one.at] = decode_scalar(scalars[one.stored].type, scalars[one.stored].value)
+                continue
+            boxes = {box: root[start:stop] for box, start, stop in plan.boxes[one.name]}
+            if one.cast_from is not None:
+                wanted = dtype_of(one.sink.description.layout.dtype).numpy
+                stored = dtype_of(one.cast_from).numpy
+                boxes = {n: data.view(stored).astype(wanted).view(np.uint8) for n, data in boxes.items()}
+            if isinstance(one.sink, ShardSink):
+                leaves[one.at] = one.sink.placed(boxes)
+                continue
+            _, at, batch = batches.setdefault(id(one.adapter), (one.adapter, [], []))
+            at.append(one.at)
+            batch.append(Placement(one.sink, boxes, alias=True))
+        for adapter, at, batch in batches.values():
+            for index, leaf in zip(at, adapter.place(batch), strict=True):
+                leaves[index] = leaf
+        return started.version, plan.rebuild(leaves)
+
+    def _abort(self) -> None:
+        """Tell the peers, and see whether the buffer can be used again."""
+        clean = True
+        for leg, link in self._legs:
+            quiet = leg.close()
+            clean = link.mover.settled(leg) and quiet and clean
+            link.end(leg, ABORTED)
+        self._legs = []
+        buffers, self._buffers = self._buffers, None
+        if buffers is None:
+            return
+        if clean:
+            self._plan.buffers.give_back(buffers)
+        else:
+            # Somebody may write it even now, or when it wakes up.
+            self._plan.buffers.discard(buffers)
+            self._plan.unready(buffers.number)
+
+
+def _without_frames(error: BaseException | None) -> None:
+    """Let go of the frames an error came through: whoever keeps it would keep the buffers they refer to."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def _agreed(found: Sequence[tuple[Scalar, ...]]) -> dict[str, Scalar]:
+    """The scalars of all peers. Fails: MismatchError."""
+    scalars: dict[str, Scalar] = {}
+    problems = []
+    for mine in found:
+        for scalar in mine:
+            other = scalars.setdefault(scalar.name, scalar)
+            if other != scalar:
+                problems.append(f"{scalar.name}: one peer has {scalar.value}, another {other.value}")
+    if problems:
+        raise MismatchError(
+            problems, source="peers", hint="peers must publish the same values as one version"
+        )
+    return scalars

@@ -1,0 +1,377 @@
+"""Plans and runs as their source sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Final, Protocol, final
+
+import numpy as np
+import xxhash
+
+from holdfast import faults
+from holdfast.arrays import Bytes1D
+from holdfast.errors import TransferError
+from holdfast.transfer.buffers import adopted
+from holdfast.transfer.chunks import BLOCK, Copies, Cuts, copy, span_chunks
+from holdfast.transfer.messages import (
+    ABORTED,
+    IN_PROCESS,
+    LIMIT,
+    MISMATCH,
+    MISUSE,
+    OVER_TCP,
+    UNKNOWN_VERSION,
+    Failed,
+    Ping,
+    Prepare,
+    Run,
+    Sent,
+    Started,
+    Wrote,
+)
+from holdfast.transfer.publication import Absent, Edition, Shelf
+from holdfast.transfer.route import (
+    MAX_CHUNK_BYTES,
+    MAX_CHUNKS,
+    MIN_CHUNK_BYTES,
+    Stream,
+    check_placed,
+    check_segments,
+    gather,
+    route_digest,
+    scattered,
+)
+from holdfast.transfer.streams import Feed, Head, send_chunk
+from holdfast.transfer.timers import Timers
+from holdfast.transfer.workers import Workers
+
+NO_SCRATCH: Final = np.empty(0, np.uint8)
+_STUCK_S: Final = 30.0
+_GRACE_S: Final = 1.0
+
+
+class Host(Protocol):
+    """What the links of a source need of its endpoint."""
+
+    shelf: Shelf
+    timers: Timers
+    workers: Workers
+    streams: int
+
+
+class Line(Protocol):
+    """What a run needs of the link to its target."""
+
+    host: Host
+    target: str
+    feed: Feed[ServedRun]
+
+    def say(self, message: object) -> None: ...
+
+    def check_open(self) -> None: ...
+
+    def ping_s(self, asked: float) -> float: ...
+
+    def close(self, reason: str) -> None: ...
+
+
+class Ending(Protocol):
+    """Something that is over when a run is."""
+
+    def end(self) -> bool: ...
+
+
+class Refusal(TransferError):
+    """Why a target does not get what it asked for."""
+
+    def __init__(self, code: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+@final
+class ServedPlan:
+    """A route that was checked against what is published, and the buffers lent for it."""
+
+    def __init__(self, asked: Prepare, edition: Edition, streams: int) -> None:
+        self.name = asked.name
+        self.digest = asked.digest
+        self.manifest = asked.manifest
+        self.stream = gather(asked.segments, edition.places, asked.chunk_bytes)
+        self.cuts = Cuts(self.stream)
+        self._segments, self._placed = asked.segments, asked.placed
+        self.placed: Stream | None = None
+        if asked.placed:
+            self.placed = scattered(asked.segments, asked.placed, asked.chunk_bytes)
+        self.buffers: dict[int, Bytes1D] = {}
+        self.span_chunks = span_chunks(self.stream, streams)
+        self.block_bytes = asked.chunk_bytes if asked.chunk_bytes % BLOCK else BLOCK
+
+    @cached_property
+    def blocks(self) -> Copies:
+        """What is copied into a lent buffer and hashed at once: the blocks of `cuts`."""
+        assert self.placed is not None
+        return Copies(self.stream, self.placed, self.block_bytes)
+
+    @cached_property
+    def spans(self) -> Copies:
+        """What is copied at once if nothing is hashed."""
+        assert self.placed is not None
+        return Copies(self.stream, self.placed, self.span_chunks * self.stream.chunk_bytes)
+
+    def lend(self, number: int, fd: int, nbytes: int) -> None:
+        memory = adopted(fd, nbytes)
+        check_placed(self._segments, self._placed, memory.size)
+        self.buffers[number] = memory
+
+
+def served_plan(asked: Prepare, shelf: Shelf, streams: int = 1) -> ServedPlan:
+    """The plan, if it asks for nothing but what is published under this manifest. Fails: TransferError."""
+    edition = None
+    for version in reversed(shelf.versions(asked.name)):
+        try:
+            found = shelf.find(asked.name, version)
+        except Absent:
+            continue
+        if found.digest == asked.manifest:
+            edition = found
+            break
+    if edition is None:
+        raise Refusal(MISMATCH, f"{asked.name!r} is not published (any more) as the plan knows it")
+    if not MIN_CHUNK_BYTES <= asked.chunk_bytes <= MAX_CHUNK_BYTES:
+        allowed = f"{MIN_CHUNK_BYTES:,} to {MAX_CHUNK_BYTES:,}"
+        raise Refusal(LIMIT, f"chunks of {asked.chunk_bytes:,} bytes; {allowed} are allowed")
+    check_segments(asked.segments, edition.manifest, edition.sizes())
+    nbytes = sum(one.nbytes for one in asked.segments)
+    if nbytes > edition.nbytes or nbytes > MAX_CHUNKS * asked.chunk_bytes:
+        raise Refusal(LIMIT, f"{nbytes:,} bytes asked for in chunks of {asked.chunk_bytes:,}")
+    if route_digest(asked.segments, asked.chunk_bytes, asked.manifest) != asked.digest:
+        raise Refusal(MISUSE, "the plan is not the one its digest names")
+    return ServedPlan(asked, edition, streams)
+
+
+@final
+class ServedRun:
+    """A run as its source sees it. It reads one version, from `begin` to `finish`."""
+
+    def __init__(self, link: Line, asked: Run, plan: ServedPlan) -> None:
+        self.number = asked.run
+        self.window = max(1, asked.window)
+        self.plan = plan
+        self.num_chunks = plan.stream.num_chunks
+        self._link = link
+        self._asked = asked
+        self._lock = threading.Lock()
+        self._out = threading.Condition(self._lock)
+        self._edition: Edition | None = None
+        self._memories: list[Bytes1D] | None = None
+        self._digests: list[bytes] = []
+        self._inside = 0
+        self._next = 0
+        self._left = self.num_chunks
+        self.over = False
+        self.wait: Ending | None = None
+
+    def size(self, chunk: int) -> int:
+        return self.plan.stream.size(chunk)
+
+    def begin(self, edition: Edition) -> None:
+        """The version is there: say so and let the chunks go. Fails: TransferError."""
+        asked = self._asked
+        if edition.digest != self.plan.manifest:
+            raise Refusal(
+                MISMATCH,
+                f"version {edition.version} of {edition.name!r} has other arrays than the plan was made for",
+                "prepare a new plan",
+            )
+        memories = edition.read(self, self._link.target)
+        if memories is None:
+            raise Refusal(UNKNOWN_VERSION, f"version {edition.version} of {edition.name!r} is gone")
+        with self._lock:
+            self._edition, self._memories = edition, memories
+            if asked.checked:
+                self._digests = edition.digests_of(self.plan.digest, self.num_chunks)
+            over = self.over
+        if over:
+            edition.left(self, self._link.target, ABORTED)
+            return
+        faults.site("transfer.run")
+        self._link.say(Started(asked.seq, self.number, edition.version, edition.manifest.scalars))
+        self._link.host.timers.after(self._link.ping_s(asked.ping_s), self._tick)
+        if not self.num_chunks:
+            self._link.say(Sent(self.number))
+        elif asked.buffer == OVER_TCP:
+            self._link.feed.add(self.number, self)
+        elif asked.buffer != IN_PROCESS:
+            for _ in range(min(self._link.host.streams, self.num_chunks)):
+                self._link.host.workers.submit(self._write)
+
+    def _tick(self) -> float | None:
+        if self.over:
+            return None
+        self._link.say(Ping())
+        return self._link.ping_s(self._asked.ping_s)
+
+    # ---- reading
+
+    def enter(self) -> list[Bytes1D] | None:
+        """The memory, until `leave`; None once the run is over."""
+        with self._lock:
+            if self.over or self._memories is None:
+                return None
+            self._inside += 1
+            return self._memories
+
+    def leave(self, chunks: int) -> None:
+        """`chunks` more are sent."""
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._out.notify_all()
+            self._left -= chunks
+            last = not self._left if not self.over else not self._inside
+        if last:
+            self._link.say(Sent(self.number))
+
+    def send_chunk(self, chunk: int, sock: socket.socket, scratch: Bytes1D) -> Bytes1D:
+        """Send a chunk unless the run is over; returns the scratch, grown if need be."""
+        memories = self.enter()
+        if memories is None:
+            return scratch
+        sent = 0
+        try:
+            cut = self.plan.cuts[chunk]
+            if cut.scratch_bytes > scratch.size:
+                scratch = np.empty(cut.scratch_bytes, np.uint8)
+            cut.gather(memories, scratch)
+            head = Head(chunk, self.number, cut.nbytes, self._asked.checked)
+            views, known = cut.blocks(memories, scratch), self._digests
+            found = send_chunk(sock, head, views, self._link.check_open, known[chunk] if known else b"")
+            if known:
+                known[chunk] = found
+            faults.site("transfer.chunk.sent")
+            sent = 1
+        finally:
+            self.leave(sent)
+        return scratch
+
+    def _write(self) -> None:
+        """Copy chunks into the lent buffer until there are none left."""
+        buffer = self.plan.buffers.get(self._asked.buffer)
+        try:
+            if buffer is None or self.plan.placed is None:
+                raise TransferError("the buffer to write was not lent")
+            if self._asked.checked:
+                self._write_hashed(buffer)
+            else:
+                self._write_spans(buffer)
+        except Exception as error:
+            self._link.say(Failed(self.number, MISUSE, f"could not write the buffer: {error}"))
+
+    def _write_spans(self, buffer: Bytes1D) -> None:
+        size = self.plan.span_chunks
+        while (first := self._take(size)) >= 0:
+            count = min(size, self.num_chunks - first)
+            with self.reading(count) as memories:
+                if memories is None:
+                    return
+                for place, move in self.plan.spans[first // size]:
+                    copy(move, memories[place], buffer)
+                self._link.say(Wrote(self.number, first, count, b""))
+                faults.site("transfer.chunk.sent")
+                del memories
+
+    def _write_hashed(self, buffer: Bytes1D) -> None:
+        scratch = NO_SCRATCH
+        while (chunk := self._take(1)) >= 0:
+            with self.reading(1) as memories:
+                if memories is None:
+                    return
+                scratch = self._write_chunk(chunk, memories, buffer, scratch)
+                self._link.say(Wrote(self.number, chunk, 1, self._digests[chunk]))
+                faults.site("transfer.chunk.sent")
+                del memories
+
+    def _write_chunk(self, chunk: int, memories: list[Bytes1D], buffer: Bytes1D, scratch: Bytes1D) -> Bytes1D:
+        """Copy a chunk, and hash it while the cache has it, unless that was done; returns the scratch."""
+        per_chunk = self.plan.stream.chunk_bytes // self.plan.block_bytes
+        copies, first = self.plan.blocks, chunk * per_chunk
+        if self._digests[chunk]:
+            for number in range(first, min(first + per_chunk, len(copies))):
+                for place, move in copies[number]:
+                    copy(move, memories[place], buffer)
+            return scratch
+        cut = self.plan.cuts[chunk]
+        if cut.scratch_bytes > scratch.size:
+            scratch = np.empty(cut.scratch_bytes, np.uint8)
+        cut.gather(memories, scratch)
+        hasher = xxhash.xxh3_128()
+        for at, views in enumerate(cut.blocks(memories, scratch)):
+            for view in views:
+                hasher.update(view)
+            if at < per_chunk:
+                for place, move in copies[first + at]:
+                    copy(move, memories[place], buffer)
+        self._digests[chunk] = hasher.digest()
+        return scratch
+
+    @contextlib.contextmanager
+    def reading(self, chunks: int) -> Iterator[list[Bytes1D] | None]:
+        """A stretch in which the memory is read and so many chunks are sent; None once the run is over."""
+        memories = self.enter()
+        done = 0
+        try:
+            yield memories
+            done = chunks
+        finally:
+            if memories is not None:
+                self.leave(done)
+
+    def _take(self, count: int) -> int:
+        with self._lock:
+            if self.over or self._next >= self.num_chunks:
+                return -1
+            self._next += count
+            return self._next - count
+
+    # ---- the end
+
+    def finish(self, outcome: str) -> None:
+        """The run is over; its hold on the version ends. Any number of times."""
+        with self._lock:
+            edition, self._edition = self._edition, None
+            self._memories = None
+            self.over = True
+            quiet = not self._inside and self._left
+            wait, self.wait = self.wait, None
+        self._link.feed.remove(self.number)
+        if wait is not None:
+            wait.end()
+        if edition is not None:
+            edition.left(self, self._link.target, outcome)
+            if quiet and outcome == ABORTED and self._asked.buffer >= 0:
+                self._link.say(Sent(self.number))
+
+    def cut_off(self, reason: str) -> None:
+        self._link.say(Failed(self.number, UNKNOWN_VERSION, reason))
+        self.finish(ABORTED)
+        # A target that reads nothing would hold the memory in a half-sent chunk.
+        self._link.host.timers.after(_GRACE_S, self._loosen)
+
+    def await_out(self, timeout_s: float) -> None:
+        """Return once no thread reads the memory; a target that holds one up for so long loses its link."""
+        with self._out:
+            if self._out.wait_for(lambda: not self._inside, timeout_s):
+                return
+        self._link.close("its version was revoked while it read nothing")
+        with self._out:
+            if not self._out.wait_for(lambda: not self._inside, _STUCK_S):
+                raise TransferError(f"a thread reads a revoked version for {_STUCK_S:g} s")
+
+    def _loosen(self) -> None:
+        if self._inside:
+            self._link.close("a lease ran out while the target read nothing")

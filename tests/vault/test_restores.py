@@ -1,0 +1,162 @@
+"""Staged state from the memory of a vault: also after the trainer's death, and never half of two saves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast import Checkpointer
+from holdfast.errors import HandshakeError, HoldfastError, TransferError, UsageError
+from holdfast.transfer import Endpoint
+from holdfast.vault import restore
+
+pytestmark = pytest.mark.process
+
+TOKEN = b"a token of the run, for tests"
+
+
+def state(step: int, size: int = 1 << 20) -> dict[str, Any]:
+    return {
+        "w": np.full(size, step, np.uint32),
+        "b": np.arange(5, dtype=np.float32) * step,
+        "empty": np.zeros((0, 3), np.int8),
+        "step": step,
+    }
+
+
+def is_step(tree: dict[str, Any], step: int) -> bool:
+    wanted = state(step, tree["w"].size)
+    return tree["step"] == step and all(np.array_equal(tree[key], wanted[key]) for key in ("w", "b", "empty"))
+
+
+def test_the_newest_staged_state_comes_from_the_vault(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, serve="127.0.0.1:0", token=TOKEN, slots=2) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(step, state(step)).durable()
+            found = restore([ckpt.vault_address], token=TOKEN)
+            assert found.step == step
+            assert is_step(found.tree, step)
+        found = restore([ckpt.vault_address], state(0), step=2, token=TOKEN)  # it is in the other slot
+        assert is_step(found.tree, 2)
+
+
+def test_parts_of_several_ranks_make_one_state(tmp_path: Path) -> None:
+    """Two ranks, two vaults: the restore takes from each what it holds."""
+    shared = {"w": np.arange(8 << 20, dtype=np.uint8), "b": np.arange(5.0)}
+    members = [
+        Checkpointer(tmp_path, rank=rank, world=2, serve="127.0.0.1:0", token=TOKEN) for rank in (0, 1)
+    ]
+    try:
+        saves = [threading.Thread(target=lambda c=c: c.save(7, shared).durable()) for c in members]
+        for save in saves:
+            save.start()
+        for save in saves:
+            save.join(60)
+        found = restore([member.vault_address for member in members], shared, token=TOKEN)
+        assert found.step == 7
+        assert all(np.array_equal(found.tree[key], shared[key]) for key in shared)
+        with pytest.raises(HoldfastError):  # one of them has not all of it
+            restore([members[0].vault_address], shared, token=TOKEN)
+    finally:
+        ends = [threading.Thread(target=member.close) for member in members]
+        for end in ends:
+            end.start()
+        for end in ends:
+            end.join(60)
+
+
+_TRAINER = """
+import sys, numpy as np
+from holdfast import Checkpointer
+from tests.vault.test_restores import TOKEN, state
+ckpt = Checkpointer(sys.argv[1], serve="127.0.0.1:0", token=TOKEN)
+ckpt.save(41, state(41)).staged(60)
+print(ckpt.vault_address, ckpt.vault_pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_dead_trainers_state_is_there_for_the_next_one(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", _TRAINER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=root,
+        text=True,
+    ) as trainer:
+        assert trainer.stdout is not None
+        address, pid = trainer.stdout.readline().split()
+        trainer.send_signal(signal.SIGKILL)
+    try:
+        found = restore([address], state(0), token=TOKEN)
+        assert found.step == 41
+        assert is_step(found.tree, 41)
+    finally:
+        os.kill(int(pid), signal.SIGKILL)  # it would go on offering for half a minute
+
+
+def test_nobody_takes_half_of_two_saves(tmp_path: Path) -> None:
+    """One slot, saved into again and again while others restore: what they get is one step, or an error."""
+    stop = threading.Event()
+    seen: list[int] = []
+    problems: list[str] = []
+
+    def take(address: str) -> None:
+        with Endpoint(token=TOKEN, transports=["tcp"], chunk_bytes=64 << 10) as endpoint:
+            while not stop.is_set():
+                try:
+                    plan = endpoint.prepare(address, "state", timeout_s=10)
+                    found = plan.run(deadline_s=10).result()
+                except TransferError:
+                    continue  # cut off: the slot was needed
+                step = int(found.tree["w"][0])
+                if not is_step(found.tree, step):
+                    problems.append(f"torn at {np.unique(found.tree['w'])[:4]}")
+                seen.append(step)
+
+    with Checkpointer(tmp_path, serve="127.0.0.1:0", token=TOKEN, keep=1) as ckpt:
+        ckpt.save(1, state(1)).durable()
+        takers = [threading.Thread(target=take, args=(ckpt.vault_address,)) for _ in range(2)]
+        for taker in takers:
+            taker.start()
+        step = 1
+        while len(seen) < 6 and step < 400:
+            step += 1
+            ckpt.save(step, state(step)).durable()
+        stop.set()
+        for taker in takers:
+            taker.join(60)
+    assert not problems
+    assert len(set(seen)) > 1, "the takers never got a newer state"
+
+
+def test_a_vault_asks_for_the_token(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, serve="127.0.0.1:0", token=TOKEN) as ckpt:
+        ckpt.save(1, state(1)).staged()
+        with pytest.raises(HandshakeError):
+            restore([ckpt.vault_address], token=b"the token of another run")
+
+
+def test_a_replaced_vault_offers_too(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, serve="127.0.0.1:0", token=TOKEN) as ckpt:
+        ckpt.save(1, state(1)).durable()
+        first = ckpt.vault_address
+        assert ckpt.vault_pid is not None
+        os.kill(ckpt.vault_pid, signal.SIGKILL)
+        ckpt.save(2, state(2)).durable()
+        assert ckpt.vault_address != first
+        assert is_step(restore([ckpt.vault_address], token=TOKEN).tree, 2)
+
+
+def test_serving_needs_a_vault(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs a vault"):
+        Checkpointer(tmp_path, serve="127.0.0.1:0", writer="thread")
