@@ -124,8 +124,8 @@ def test_a_token_keeps_others_out(tmp_path: Path) -> None:
     with served(tmp_path / "a.npz", "--token-file", tmp_path / "token") as serving:
         for words in ([], ["--token-file", tmp_path / "other"], ["--run", "other"]):
             assert refused("pull", serving.address, "a", "--timeout", "5", *words).startswith("error: ")
-        good = ["--token-file", tmp_path / "token"]
-        assert answer("transfer", "pull", serving.address, "a", *good)["version"] == 0
+        found = answer("transfer", "pull", serving.address, "a", "--token-file", tmp_path / "token")
+        assert found["version"] == 0
 
 
 def refused(*words: str | Path) -> str:
@@ -141,7 +141,7 @@ def test_names_and_versions_that_are_not_there(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", w=np.ones(3))
     with served(tmp_path / "a.npz") as serving:
         assert "'b'" in refused("pull", serving.address, "b", "--timeout", "0.5")
-        assert "version 3" in refused("pull", serving.address, "a", "--version", "3", "--timeout", "0.5")
+        assert serving.address in refused("pull", serving.address, "a", "--version", "3", "--timeout", "0.5")
     assert "tcp://" in refused("pull", serving.address, "a", "--timeout", "5")
 
 

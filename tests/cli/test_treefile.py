@@ -23,7 +23,11 @@ def read(path: Path) -> dict[str, Any]:
     return dict(flatten(tree)[0])
 
 
-TREE = {
+def save_npz(path: Path, arrays: dict[str, Any]) -> None:
+    np.savez(path, **arrays)
+
+
+TREE: dict[str, Any] = {
     "params": {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "file": np.ones(2, np.int8)},
     "step": np.array(7, np.int64),
     "empty": np.zeros((0, 3), np.float16),
@@ -50,12 +54,12 @@ def test_others_read_and_write_the_same_files(tmp_path: Path) -> None:
     treefile.write(str(tmp_path / "a.npz"), TREE)
     with np.load(tmp_path / "a.npz") as found:
         assert set(found.files) == {"params/w", "params/file", "step", "empty"}
-    np.savez(tmp_path / "b.npz", **{"x/y": np.ones(2)})
+    save_npz(tmp_path / "b.npz", {"x/y": np.ones(2)})
     assert set(read(tmp_path / "b.npz")) == {"x/y"}
 
 
 def test_names_that_are_no_paths_are_single_keys(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", **{"x": np.ones(2), "x/y": np.ones(2)})
+    save_npz(tmp_path / "a.npz", {"x": np.ones(2), "x/y": np.ones(2)})
     tree = treefile.read(str(tmp_path / "a.npz"), lambda _: None)
     assert set(tree) == {"x", "x/y"}
 
