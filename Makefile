@@ -75,6 +75,7 @@ $(VENV)/etcd: | $(INSTALLED)
 bench: $(BENCH_INSTALLED) $(VENV)/etcd
 	$(BIN)/python -m bench checkpoint
 	$(BIN)/python -m bench coord
+	$(BIN)/python -m bench transfer
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -83,7 +83,7 @@ def _method(rounds: int, way: str, about: str) -> str:
         "after which the bytes are compared; memory is there before. Holdfast as it comes: with checksums, "
         "except where it says unchecked; same node: by memfd; TCP: the same without it. Plain sockets: "
         f"Python, sendall and recv_into (MSG_WAITALL) into one flat buffer, {way}: the fastest of 12 ways, "
-        "tried at the start. One copy: np.copyto within a process, once. JAX tuned: 4 transports, 32 MiB "
+        "tried at the start. One copy: np.copyto of every array, within a process. JAX tuned: 4 transports, 32 MiB "
         "chunks, raw buffers, _pull_into_flat into arrays that are there; as it comes: pull, with the one "
         "transport that it needs; no checksums in either. Ray: an actor puts the tree, the driver gets it; "
         "both count, since the put moves the bytes; what it gets are views of the store. gloo: isend and "
