@@ -13,7 +13,13 @@ import pytest
 from tests.examples.pages import listings
 
 REPO = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/tutorial.md", "docs/guides/checkpoints.md"]
+PAGES = [
+    "README.md",
+    "docs/tutorial.md",
+    "docs/guides/checkpoints.md",
+    "docs/guides/coordination.md",
+    "docs/guides/transfers.md",
+]
 
 
 def python(*arguments: str | Path, cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -42,6 +48,15 @@ def test_demo_dies_in_a_save_and_ends_in_the_same_bits(tmp_path: Path) -> None:
     assert re.search(r"resumed from +step 16", done.stdout), done.stdout
     (folder,) = tmp_path.iterdir()  # and what an earlier demo left is gone
     assert (folder / "ckpt" / "step-00000032" / "manifest.json").exists()
+
+
+@pytest.mark.process
+def test_weight_sync_survives_the_death_of_an_engine(tmp_path: Path) -> None:
+    done = python(REPO / "examples" / "weight_sync.py", cwd=tmp_path, timeout_s=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "identical: yes" in done.stdout, done.stdout
+    assert re.search(r"engine 4 +\d+ versions \(\d+\.\.50\).* all bits right", done.stdout), done.stdout
+    assert re.search(r"engine 2×2 \(replaced\) .*all bits right", done.stdout), done.stdout
 
 
 @pytest.mark.process
