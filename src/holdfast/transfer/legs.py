@@ -63,6 +63,8 @@ class Leg:
         self.started: Started | None = None
         self.started_at = 0.0
         self.moved_at = 0.0
+        self.heard = time.monotonic()
+        self.seq = 0
         self.sent = False
         self.cut_off = False
         self.done_bytes = 0
@@ -82,7 +84,7 @@ class Leg:
             self.fail(error_of(self.peer, message))
             return
         self.started = message
-        self.started_at = time.monotonic()
+        self.started_at = self.heard = time.monotonic()
         self._wake.set()
 
     def failed(self, code: str, message: str) -> None:
@@ -121,7 +123,7 @@ class Leg:
             wake = self._left == 0
             self._let_go()
         if nbytes:
-            self.moved_at = time.monotonic()
+            self.moved_at = self.heard = time.monotonic()
         if wake:
             self._wake.set()
 

@@ -199,7 +199,9 @@ class Done(Struct, frozen=True, array_like=True, tag=15):
 
 
 class Ping(Struct, frozen=True, array_like=True, tag=16):
-    """A sign of life while a run waits or is under way."""
+    """The source is at work on, or waits for, what was asked with `seq`."""
+
+    seq: int
 
 
 class Forget(Struct, frozen=True, array_like=True, tag=17):

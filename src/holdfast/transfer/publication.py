@@ -21,6 +21,7 @@ _MAX_DIGESTS: Final = 64
 """Plans whose digests are kept; targets of one kind share theirs."""
 
 
+_LONGEST_S: Final = 366 * 86400.0
 _READ_S: Final = 1.0
 """How long a reader may take over what it is reading when its version is revoked."""
 
@@ -194,10 +195,10 @@ class Shelf:
     def publish(
         self, name: str, tree: Callable[[], PublishedTree], version: int, *, lease_s: float, keep: int
     ) -> Publication:
-        if version < 0 or keep < 1 or not lease_s > 0:
+        if version < 0 or keep < 1 or not 0 < lease_s < _LONGEST_S:
             raise UsageError(
                 f"version={version}, keep={keep}, lease_s={lease_s}: versions start at 0, at least one is "
-                "kept, and a lease has a length"
+                "kept, and a lease has an end"
             )
         self._check_newer(name, version)
         edition = Edition(name, version, tree())

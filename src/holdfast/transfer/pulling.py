@@ -83,6 +83,7 @@ class _Question:
 
     def __init__(self) -> None:
         self.event = threading.Event()
+        self.heard = time.monotonic()
         self.found: Any = None
         self.error: HoldfastError | None = None
 
@@ -102,7 +103,6 @@ class PeerLink:
     def __init__(self, host: Host, address: Address) -> None:
         self.peer = str(address)
         self.lost: str = ""
-        self.heard = time.monotonic()
         self._host = host
         self._settings = host.settings
         self._seqs = itertools.count(1)
@@ -180,12 +180,11 @@ class PeerLink:
         seq = self._expect(question)
         idle_s = self._settings.idle_s
         late = Deadline(patience.remaining() + idle_s / 2)
-        begun = time.monotonic()
         try:
             self.say(make(seq))
             while not question.event.wait(min(_LOOK_S, idle_s / 4)):
                 patience.check()
-                silent = time.monotonic() - max(begun, self.heard)
+                silent = time.monotonic() - question.heard
                 if silent > idle_s or late.expired():
                     raise StalledError(
                         f"{self.peer}: no answer to {phase}; silent for {silent:.1f} s",
@@ -204,8 +203,9 @@ class PeerLink:
         with self._lock:
             if not self.lost:
                 self._legs[leg.number] = leg
-        self.heard = max(self.heard, time.monotonic())
-        self.say(make(self._expect(leg)))
+        leg.seq = self._expect(leg)
+        leg.heard = time.monotonic()
+        self.say(make(leg.seq))
 
     def end(self, leg: Leg, outcome: str) -> None:
         """The run is over; tell the peer what became of it. Never fails."""
@@ -268,7 +268,6 @@ class PeerLink:
                     continue
                 for fd in fds:
                     os.close(fd)
-                self.heard = time.monotonic()
                 self._handle(message)
         except ConnectionLost as error:
             self.lose(error.message)
@@ -279,7 +278,7 @@ class PeerLink:
     def _handle(self, message: FromSource) -> None:
         match message:
             case Ping():
-                pass
+                self._alive(message.seq)
             case Wrote():
                 leg = self._legs.get(message.run)
                 if leg is not None:
@@ -300,6 +299,14 @@ class PeerLink:
                     asker.answered(message)
                     if isinstance(message, Started):
                         self.mover.started(asker)
+
+    def _alive(self, seq: int) -> None:
+        """The peer is at work on what was asked with `seq`; its work on something else would say nothing."""
+        with self._lock:
+            found = [leg for leg in self._legs.values() if leg.seq == seq]
+            asker = self._asked.get(seq)
+        for one in [*found, *([asker] if asker is not None else [])]:
+            one.heard = time.monotonic()
 
     def _receive(self, sock: socket.socket) -> None:
         """Take chunks from one data connection until it ends."""
@@ -337,7 +344,7 @@ class PeerLink:
 
             def moved(nbytes: int) -> None:
                 if nbytes:
-                    leg.moved_at = self.heard = time.monotonic()
+                    leg.moved_at = leg.heard = time.monotonic()
                 elif self.lost:
                     raise ConnectionLost(self.lost)
 
@@ -363,9 +370,7 @@ class PeerLink:
             left -= len(part)
 
     def _check_open(self, nbytes: int) -> None:
-        if nbytes:
-            self.heard = time.monotonic()
-        elif self.lost:
+        if not nbytes and self.lost:
             raise ConnectionLost(self.lost)
 
     # ---- the end

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, Protocol, final
 
 import numpy as np
@@ -50,6 +50,7 @@ from holdfast.transfer.timers import Timers
 from holdfast.transfer.workers import Workers
 
 NO_SCRATCH: Final = np.empty(0, np.uint8)
+_REPEATS: Final = 8
 _STUCK_S: Final = 30.0
 _GRACE_S: Final = 1.0
 
@@ -101,6 +102,7 @@ class ServedPlan:
         self.name = asked.name
         self.digest = asked.digest
         self.manifest = asked.manifest
+        self.num_segments = len(asked.segments)
         self.stream = gather(asked.segments, edition.places, asked.chunk_bytes)
         self.cuts = Cuts(self.stream)
         self._segments, self._placed = asked.segments, asked.placed
@@ -147,7 +149,8 @@ def served_plan(asked: Prepare, shelf: Shelf, streams: int = 1) -> ServedPlan:
         raise Refusal(LIMIT, f"chunks of {asked.chunk_bytes:,} bytes; {allowed} are allowed")
     check_segments(asked.segments, edition.manifest, edition.sizes())
     nbytes = sum(one.nbytes for one in asked.segments)
-    if nbytes > edition.nbytes or nbytes > MAX_CHUNKS * asked.chunk_bytes:
+    # A target may want an array under several names, but not any number of times.
+    if nbytes > _REPEATS * edition.nbytes or nbytes > MAX_CHUNKS * asked.chunk_bytes:
         raise Refusal(LIMIT, f"{nbytes:,} bytes asked for in chunks of {asked.chunk_bytes:,}")
     if route_digest(asked.segments, asked.chunk_bytes, asked.manifest) != asked.digest:
         raise Refusal(MISUSE, "the plan is not the one its digest names")
@@ -213,7 +216,8 @@ class ServedRun:
     def _tick(self) -> float | None:
         if self.over:
             return None
-        self._link.say(Ping())
+        # Not by the timers' own thread: a target that reads nothing would hold all of them up.
+        self._link.host.workers.submit(partial(self._link.say, Ping(self._asked.seq)))
         return self._link.ping_s(self._asked.ping_s)
 
     # ---- reading

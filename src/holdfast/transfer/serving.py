@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final, final
 
 import msgspec
@@ -43,6 +44,8 @@ from holdfast.transfer.streams import Feed, set_blocking
 from holdfast.wire import ConnectionLost
 
 MAX_PLANS: Final = 1024
+MAX_SEGMENTS: Final = 4_000_000
+"""Slices of all plans of a link: each costs the source some hundred bytes."""
 MAX_RUNS: Final = 256
 _MAX_WAIT_S: Final = 86_400.0
 _MIN_PING_S: Final = 0.05
@@ -114,7 +117,7 @@ class _Wait:
         if self._deadline.expired():
             self._wake()
             return None
-        self._link.say(Ping())
+        self._link.host.workers.submit(partial(self._link.say, Ping(self._asked.seq)))
         return self._pause()
 
     def end(self) -> bool:
@@ -242,6 +245,9 @@ class TargetLink:
         try:
             if len(self._plans) >= MAX_PLANS:
                 raise Refusal(LIMIT, f"{MAX_PLANS} plans on one link", "close plans that are not used")
+            segments = len(asked.segments) + sum(plan.num_segments for plan in self._plans.values())
+            if segments > MAX_SEGMENTS:
+                raise Refusal(LIMIT, f"{segments:,} slices on one link; {MAX_SEGMENTS:,} are allowed")
             self._plans[asked.plan] = served_plan(asked, self.host.shelf, self.host.streams)
             faults.site("transfer.prepare")
         except HoldfastError as error:

@@ -1,0 +1,56 @@
+"""Trees on a GPU: published through pinned staging, taken back to a device, donated meanwhile.
+
+Needs a GPU: `JAX_PLATFORMS=cuda,cpu pytest tests/gpu`. Continuous integration has none.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from holdfast.transfer import Endpoint
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def gpu() -> jax.Device:
+    try:
+        return jax.devices("gpu")[0]
+    except RuntimeError as error:
+        pytest.skip(f"no GPU here: {error}")
+
+
+@pytest.mark.parametrize("transport", ["process", "memfd", "tcp"])
+def test_gpu_arrays_arrive_bit_by_bit(gpu: jax.Device, transport: str) -> None:
+    tree = {
+        "w": jax.device_put(jax.random.normal(jax.random.key(0), (512, 512)), gpu),
+        "half": jax.device_put(jnp.arange(1000, dtype=jnp.bfloat16), gpu),
+        "packed": jax.device_put(jnp.arange(-8, 8).astype(jnp.int4), gpu),
+        "key": jax.device_put(jax.random.key(3), gpu),
+        "step": 7,
+    }
+    with Endpoint() as source, Endpoint(transports=[transport]) as target:
+        source.publish("state", tree, 1)
+        found = target.prepare(source.address, "state", into=tree).run().result()
+        assert set(found.transports.values()) == {transport}
+        for name in ("w", "half", "packed"):
+            assert found.tree[name].devices() == {gpu}
+            assert np.asarray(found.tree[name]).tobytes() == np.asarray(tree[name]).tobytes(), name
+        assert jnp.array_equal(jax.random.key_data(found.tree["key"]), jax.random.key_data(tree["key"]))
+        assert found.tree["step"] == 7
+
+
+def test_what_is_published_may_be_donated(gpu: jax.Device) -> None:
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    state = jax.device_put(jnp.zeros((1024, 1024)), gpu)
+    with Endpoint() as source, Endpoint() as target:
+        plan = None
+        for version in range(4):
+            source.publish("state", {"x": state}, version)
+            state = step(state)
+            plan = plan or target.prepare(source.address, "state")
+            found = plan.run(version=version).result().tree["x"]
+            assert (np.asarray(found) == version).all()
