@@ -474,9 +474,8 @@ def test_a_child_lets_go_of_its_parents_connection(coordinator: MemoryCoordinato
         assert sock is not None
         mine = os.readlink(f"/proc/self/fd/{sock.fileno()}")
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # that threads and fork do not mix is the point
+            # That threads and fork do not mix is the point; Python says so, and JAX if a test has loaded it.
+            warnings.simplefilter("ignore")
             pid = os.fork()
         if pid == 0:
             try:

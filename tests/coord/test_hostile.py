@@ -380,9 +380,9 @@ def test_the_limits_leave_ordinary_clients_alone(tmp_path: Path) -> None:
     with Serving(tmp_path) as serving, serving.client() as client:
         value = secrets.token_bytes(1 << 20)
         client.call(Put("k", value))
-        for _ in range(60):
+        for _ in range(24):  # a client that asks for more without reading is no ordinary one
             client.ask(Get("k"))
-        for seq in range(2, 62):
+        for seq in range(2, 26):
             found = client.answer(seq).body
             assert isinstance(found, Value)
             assert found.value == value

@@ -140,7 +140,7 @@ def test_any_bytes_in_place_of_a_handshake(
         frame(encode([4, 1, 2, 3])),
         frame(b"\x93\x04\x01\xa2\xff\xfe"),
         frame(b"\x91" * 5000),
-        frame(encode(Ping()))[:-1] + b"\x00",
+        frame(encode(Ping(1)))[:-1] + b"\x00",
         frame(encode([1, "x", "x", "x", 0, ""])),
         frame(encode(Started(1, 1, 1, ()))),
     ],
@@ -375,7 +375,7 @@ def test_descriptors_that_nobody_announced(children: Children) -> None:
     with RawTarget(source.address, local=True) as client, descriptor("sealed") as fd:
         with suppress(OSError):
             for _ in range(200):
-                socket.send_fds(client.sock, [frame(encode(Ping()))], [fd] * 10)
+                socket.send_fds(client.sock, [frame(encode(Ping(1)))], [fd] * 10)
         victim.prepare([source.address], TREE)
         victim.pulled(1)
         assert source.usage()["memfds"] <= before["memfds"] + 40

@@ -208,6 +208,11 @@ class ClientCore:
         self._outbox.append(m.Call(self._seq, self._acked(), self.generation, op))
         return self._seq
 
+    @property
+    def has_open(self) -> bool:
+        """Whether any call waits for an answer."""
+        return bool(self._open or self._reads)
+
     def _held(self) -> set[int]:
         """The identities of the calls that no caller waits for at present."""
         return {id(call) for call in self._abandoned.values()}

@@ -239,7 +239,8 @@ class Server:
                     self._soil(connection)
             elif isinstance(effect, Note):
                 self._tell(event_of(effect), effect.text)
-        if not self._flushing:
+        # Most arrivals at a barrier come to nothing yet, and need no end of a turn of their own.
+        if not self._flushing and (effects or self._core.wake_at < self._alarm_at):
             self._flushing = True
             self._loop.call_soon(self._flush)
 

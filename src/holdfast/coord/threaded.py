@@ -4,6 +4,10 @@ A caller sends from its own thread, under a lock, without ever blocking there, a
 its own until the reader wakes it: no loop and no queue lie between the two. What the socket does not take at
 once is sent by the reader. Callbacks run on a thread of their own, outside all locks, so they may call the
 client.
+
+Waking a thread costs as much as a message. So where calls follow each other closely the reader steps aside
+for a moment after each, and the next caller reads its own answer: whoever holds `_reading` reads. It does so
+for a few milliseconds at most; then the reader, which also sees to heartbeats and pushes, takes over again.
 """
 
 from __future__ import annotations
@@ -43,6 +47,10 @@ log = logging.getLogger("holdfast.coord")
 
 Tell: TypeAlias = Callable[[m.Changed], None]
 
+_ASIDE_S: Final = 0.002
+"""How long the reader steps aside for the next caller. Pushes may be late by as much."""
+_HELP_S: Final = 0.005
+"""How long a caller reads for itself."""
 _BYE_S: Final = 1.0
 _JOIN_S: Final = 5.0
 _engines: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()
@@ -64,6 +72,12 @@ class Engine:
         self._token = token
         self._on_push = on_push
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._resume = threading.Event()
+        self._helped = False
+        self._link: Link | None = None
+        self._poller = select.poll()
+        self._broken: ConnectionLost | None = None
         self._sock: socket.socket | None = None
         self._backlog = bytearray()
         self._closing = False
@@ -109,7 +123,33 @@ class Engine:
             if not call.settled:
                 call.waker = waker
                 self._flush()
+        if not call.settled and self._reading.acquire(blocking=False):
+            self._help(call)
         return self._outcome(call, waker)
+
+    def _help(self, call: OpenCall) -> None:
+        """Read until the call is settled, for a moment at most. `_reading` is held, and released."""
+        try:
+            ends = time.monotonic() + _HELP_S
+            while not call.settled and (left := ends - time.monotonic()) > 0:
+                sock, link = self._sock, self._link
+                if sock is None or link is None or self._backlog or self._broken is not None:
+                    break
+                if not self._poller.poll(left * 1000):
+                    break
+                answers = self._read(sock, link)
+                with self._lock:
+                    now = time.monotonic()
+                    self._handle([one for answer in answers for one in self.core.received(answer, now)])
+        except ConnectionLost as error:
+            self._broken = error  # for the reader, who deals with it
+        except OSError:
+            pass  # the reader finds the same
+        finally:
+            self._helped = call.settled
+            self._reading.release()
+            if not call.settled or self.core.has_open:
+                self._resume.set()
 
     def watch(self, prefix: str, callback: Tell, timeout_s: float) -> WatchState:
         """Open a watch; `callback` is called on the dispatcher thread until `unwatch`."""
@@ -278,41 +318,51 @@ class Engine:
     def _serve(self, sock: socket.socket, link: Link, early: list[m.Answer]) -> None:
         """Read until the connection is lost or of no more use."""
         core, lock, monotonic = self.core, self._lock, time.monotonic
-        with lock:
-            self._sock, self._backlog = sock, bytearray()
-            core.connected(monotonic())
-            self._flush()
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
         number, wake = sock.fileno(), self._wake
         poller.register(number, select.POLLIN)
+        with lock:
+            self._sock, self._backlog, self._link, self._broken = sock, bytearray(), link, None
+            self._poller = select.poll()
+            self._poller.register(number, select.POLLIN)
+            core.connected(monotonic())
+            self._flush()
         answers, writing = early, False
         while not self._closing or core.ready:
-            with lock:
-                now = monotonic()
-                happened: list[Happening] = []
-                for answer in answers:
-                    happened += core.received(answer, now)
-                if now >= core.wake_at:
-                    happened += core.tick(now)
-                self._flush()
-                if happened:
-                    self._handle(happened)
-                if core.over is not None:
-                    return
-                wait_ms = min(60.0, core.wake_at - now) * 1000
-                if bool(self._backlog) != writing:
-                    writing = bool(self._backlog)
-                    poller.modify(number, select.POLLIN | (select.POLLOUT if writing else 0))
-            ready = poller.poll(max(0.0, wait_ms))
-            answers = []
-            for fd, events in ready:
-                if fd == wake:
-                    self._drain()
-                elif events & ~select.POLLOUT:
-                    answers = self._read(sock, link)
-                if fd == number and events & select.POLLOUT:
-                    self._send_backlog(sock)
+            with self._reading:
+                if self._broken is not None:
+                    raise self._broken
+                with lock:
+                    now = monotonic()
+                    happened: list[Happening] = []
+                    for answer in answers:
+                        happened += core.received(answer, now)
+                    if now >= core.wake_at:
+                        happened += core.tick(now)
+                    self._flush()
+                    if happened:
+                        self._handle(happened)
+                    if core.over is not None:
+                        return
+                    wait_ms = min(60.0, core.wake_at - now) * 1000
+                    if bool(self._backlog) != writing:
+                        writing = bool(self._backlog)
+                        poller.modify(number, select.POLLIN | (select.POLLOUT if writing else 0))
+                answered = any(type(one) is OpenCall for one in happened)
+                answers = []
+                if not (answered or self._helped) or core.has_open or writing:
+                    for fd, events in poller.poll(max(0.0, wait_ms)):
+                        if fd == wake:
+                            self._drain()
+                        elif events & ~select.POLLOUT:
+                            answers = self._read(sock, link)
+                        if fd == number and events & select.POLLOUT:
+                            self._send_backlog(sock)
+                    continue
+                self._helped = False
+                self._resume.clear()
+            self._resume.wait(_ASIDE_S)
 
     @staticmethod
     def _read(sock: socket.socket, link: Link) -> list[m.Answer]:
@@ -330,7 +380,7 @@ class Engine:
 
     def _lost(self, reason: str) -> None:
         with self._lock:
-            self._sock = None
+            self._sock = self._link = None
             self._backlog = bytearray()
             self.core.disconnected(time.monotonic(), reason)
 
