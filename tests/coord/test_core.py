@@ -392,6 +392,15 @@ def test_a_closed_connection_is_death_after_a_moment_to_come_back() -> None:
     assert a.pushes(Lost)[0].slot == 1
 
 
+def test_the_end_of_many_at_once_is_not_told_to_each_of_them() -> None:
+    run = Run(min_size=8, max_size=8)
+    members = run.members(8)
+    for member in members[:-1]:
+        member.call(Bye())
+    assert [lost.slot for lost in members[-1].pushes(Lost)] == [0]
+    assert [rally.urgent for rally in members[-1].pushes(Rally)] == [True]
+
+
 def test_a_pause_of_the_coordinator_itself_kills_nobody() -> None:
     run = Run(min_size=2, max_size=2)
     members = run.members(2)

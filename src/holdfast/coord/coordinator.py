@@ -264,7 +264,7 @@ class Coordinator:
             return
         if found is not None and not found.over:
             self.end(found, op.reason[:1000])
-        self._desk.answer(session.sid, call.seq, Done(), self.ledger.number, self.settings.sync_keys)
+        self._desk.answer(session.sid, call.seq, Done(), self.ledger.number, self._desk.sync_keys)
 
     def _bye(self, session: Session, call: Call, op: m.Bye) -> None:
         self.end(session, "closed its client", call=call)
@@ -283,7 +283,7 @@ class Coordinator:
 
     def _roster(self, session: Session, call: Call, op: m.Roster) -> None:
         members = Members(self.ledger.generation, self.ledger.members())
-        self._desk.answer(session.sid, call.seq, members, self.ledger.number, self.settings.sync_keys)
+        self._desk.answer(session.sid, call.seq, members, self.ledger.number, self._desk.sync_keys)
 
     def _status(self, session: Session, call: Call, op: m.Status) -> None:
         self._desk.answer(session.sid, call.seq, self.overview())
@@ -344,7 +344,7 @@ class Coordinator:
         calls = ((sid, call.seq, call.acked),) if call is not None else ()
         number = desk.write(Went(sid, reason, ends, calls))
         if call is not None:
-            desk.answer(sid, call.seq, Done(number), number, self.settings.sync_keys)
+            desk.answer(sid, call.seq, Done(number), number, self._desk.sync_keys)
         self._detach(session, reason, quietly=call is not None)
         self._keys.vanished(keys, number)
         if member:
@@ -355,7 +355,9 @@ class Coordinator:
                 self._meetings.died(slot, reason)
         if lost:
             desk.note("lost", f"{name}: {reason}", slot=slot, reason=reason, incarnation=session.incarnation)
-            desk.push(desk.member_sids(), Lost(slot, session.incarnation, session.name, reason), number)
+            if ends or self.settings.rejoin:
+                # Once a generation is over its members know; telling each of every further one is quadratic.
+                desk.push(desk.member_sids(), Lost(slot, session.incarnation, session.name, reason), number)
             self._stops.check()
         if ends:
             self._rounds.end_generation(f"{name}: {reason}")

@@ -12,7 +12,7 @@ from holdfast.coord.kernel import Close, Effect, Note, Send, Write
 from holdfast.coord.ledger import Ledger, Session
 from holdfast.coord.messages import Answer, Op, Push, Refused, Result
 from holdfast.coord.records import Record
-from holdfast.coord.settings import Settings
+from holdfast.coord.settings import ALWAYS, Settings
 
 Alarm = tuple[str, Hashable]
 _LONGEST_S: Final = 30 * 86400.0
@@ -86,6 +86,8 @@ class Desk:
 
     def __init__(self, settings: Settings, ledger: Ledger, now: float) -> None:
         self.settings = settings
+        self.sync_keys = settings.sync_keys == ALWAYS
+        self.sync_barriers = settings.sync_barriers == ALWAYS
         self.ledger = ledger
         self.now = now
         self.alarms = Alarms()

@@ -279,4 +279,4 @@ class Keys:
 
     @property
     def _sync(self) -> bool:
-        return self._desk.settings.sync_keys
+        return self._desk.sync_keys

@@ -337,8 +337,7 @@ class Meetings:
         self._desk.alarms.clear("remind", epoch.meeting)
 
     def _sync(self, kind: str) -> bool:
-        settings = self._desk.settings
-        return settings.sync_keys if kind == VOTE else settings.sync_barriers
+        return self._desk.sync_keys if kind == VOTE else self._desk.sync_barriers
 
     # ---- words
 

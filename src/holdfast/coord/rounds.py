@@ -178,7 +178,7 @@ class Rounds:
         )
         desk.vacant.discard(slot)
         answer = desk.ledger.joined(session)
-        desk.answer(session.sid, pending.seq, answer, number, desk.settings.sync_keys)
+        desk.answer(session.sid, pending.seq, answer, number, desk.sync_keys)
         self.withdraw(session.sid)
         desk.note("rejoined", f"{desk.name_of(session.sid)} took its slot back, out of sync", slot=slot)
         self._owner.replaced(slot)
@@ -194,7 +194,7 @@ class Rounds:
         if not (pending.spare or full or (settings.shrink_only and not returns)):
             return False
         answer = ledger.joined(session)
-        desk.answer(session.sid, pending.seq, answer, ledger.number, settings.sync_keys)
+        desk.answer(session.sid, pending.seq, answer, ledger.number, desk.sync_keys)
         self.withdraw(session.sid)
         return True
 
@@ -310,7 +310,7 @@ class Rounds:
         desk.vacant.clear()
         for pending in waiting:
             answer = ledger.joined(pending.session)
-            desk.answer(pending.session.sid, pending.seq, answer, number, desk.settings.sync_keys)
+            desk.answer(pending.session.sid, pending.seq, answer, number, desk.sync_keys)
             self.withdraw(pending.session.sid)
         if changed:
             desk.note(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from holdfast.errors import UsageError
+
+ALWAYS: Final = "always"
+PROCESS: Final = "process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +40,11 @@ class Settings:
     """How long a client that is no member is remembered after its connection closed."""
     remind_s: float = 10.0
     """How often those who wait are told for whom."""
-    sync_keys: bool = True
-    """Answers about keys, votes and generations wait for fdatasync, not only for the write."""
-    sync_barriers: bool = False
+    sync_keys: str = ALWAYS
+    """When answers about keys, votes and generations go out: "always" after an fdatasync, which many share;
+    or "process", once they are written, which a crash of the process survives and a power cut may not."""
+    sync_barriers: str = PROCESS
+    """The same for barriers, whose waiters go in again after a power cut."""
     max_key_bytes: int = 1024
     max_value_bytes: int = 1 << 20
     max_keys: int = 200_000
@@ -58,6 +64,11 @@ class Settings:
         problems = []
         if not 1 <= self.min_size <= self.max_size:
             problems.append(f"1 <= min_size={self.min_size} <= max_size={self.max_size} does not hold")
+        problems += [
+            f"{name}={value!r} is neither {ALWAYS!r} nor {PROCESS!r}"
+            for name, value in (("sync_keys", self.sync_keys), ("sync_barriers", self.sync_barriers))
+            if value not in (ALWAYS, PROCESS)
+        ]
         if self.divisible_by < 1:
             problems.append(f"divisible_by={self.divisible_by} is less than 1")
         if not 0 < self.heartbeat_s < self.suspect_s < self.dead_s:

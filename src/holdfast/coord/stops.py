@@ -32,7 +32,7 @@ class Stops:
         desk = self._desk
         standing = desk.ledger.stop
         if standing is not None and standing.stop > op.past and standing.step != STOP_OVER:
-            desk.answer(session.sid, call.seq, standing, desk.ledger.number, desk.settings.sync_keys)
+            desk.answer(session.sid, call.seq, standing, desk.ledger.number, desk.sync_keys)
             return
         stop = Stop((standing.stop if standing else 0) + 1, STOP_ANNOUNCED, op.reason)
         number = desk.write(
@@ -44,7 +44,7 @@ class Stops:
             )
         )
         self._at.clear()
-        desk.answer(session.sid, call.seq, stop, number, desk.settings.sync_keys)
+        desk.answer(session.sid, call.seq, stop, number, desk.sync_keys)
         desk.push(desk.member_sids(), stop, number)
         desk.note("preempting", f"{desk.name_of(session.sid)} asks the run to stop: {op.reason}")
 
@@ -58,7 +58,7 @@ class Stops:
         if stop is None or stop.stop != op.stop:
             return
         if stop.step != STOP_ANNOUNCED:
-            desk.push([session.sid], stop, desk.ledger.number, desk.settings.sync_keys)
+            desk.push([session.sid], stop, desk.ledger.number, desk.sync_keys)
             return
         self._at[session.sid] = op.step
         self.check()
@@ -68,7 +68,7 @@ class Stops:
         desk = self._desk
         stop = desk.ledger.stop
         if stop is not None and stop.step != STOP_OVER and desk.ledger.sessions[sid].slot >= 0:
-            desk.push([sid], stop, desk.ledger.number, desk.settings.sync_keys)
+            desk.push([sid], stop, desk.ledger.number, desk.sync_keys)
 
     def check(self) -> None:
         """Decide once every member that is alive has answered."""
@@ -82,5 +82,5 @@ class Stops:
         step = max(self._at[sid] for sid in asked) + 1
         number = desk.write(StopSet(stop.stop, step))
         self._at.clear()
-        desk.push(desk.member_sids(), Stop(stop.stop, step, stop.reason), number, desk.settings.sync_keys)
+        desk.push(desk.member_sids(), Stop(stop.stop, step, stop.reason), number, desk.sync_keys)
         desk.note("stop", f"all stop at step {step}: {stop.reason}", step=step)

@@ -171,7 +171,7 @@ class Oracle:
             if send.after < number:
                 raise Violation(f"{send} does not wait for record {number}, which it rests on")
             if (
-                self._service.settings.sync_keys
+                self._service.settings.sync_keys == "always"
                 and not send.sync
                 and isinstance(self.log[number - 1], _SYNCED)
             ):
