@@ -139,6 +139,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "transfer": (
         "Endpoint",
         "Publication",
+        "PublishedTree",
         "Shard",
         "Transfer",
         "TransferPlan",
@@ -203,7 +204,6 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Order",
         "Outcome",
         "Recipe",
-        "Restored",
         "ServeAt",
         "Slot",
         "ThreadWriter",

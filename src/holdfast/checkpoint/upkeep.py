@@ -84,7 +84,7 @@ def clean(store: LocalStore, note: Callable[[str, str], None]) -> None:
                 store.remove_folder(name)
 
     intended(store)  # forgets intents that nobody holds
-    _clean_sessions(store)
+    _clean_agreement(store)
 
 
 def clean_topics(store: LocalStore, agreement: Agreement) -> None:
@@ -107,13 +107,19 @@ def _live_attempts(store: LocalStore) -> set[str | None]:
     }
 
 
-def _clean_sessions(store: LocalStore) -> None:
-    """Remove what earlier launches wrote to find each other."""
+def _clean_agreement(store: LocalStore) -> None:
+    """Remove what earlier launches wrote to find each other, and their ballots of saves that are over.
+
+    Whatever agreement this launch uses: the last one may have had other ranks, or none of them a coordinator.
+    """
+    live = _live_attempts(store)
     for name in store.names(WORK, AGREEMENT, HELLO):
         with suppress(HoldfastError):
             store.remove(WORK, AGREEMENT, HELLO, name)
     for name in store.names(WORK, AGREEMENT):
-        if name.startswith(TEMPORARY):
+        topic, _, what = name.rpartition(".")
+        stale = what == "decision" or what.startswith("vote-") or name.startswith(TEMPORARY)
+        if stale and topic.partition(".")[2] not in live:
             with suppress(HoldfastError):
                 store.remove(WORK, AGREEMENT, name)
 

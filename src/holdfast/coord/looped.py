@@ -276,7 +276,8 @@ class LoopEngine:
     async def _reconnect(self) -> None:
         try:
             while not self._closing and self.core.over is None:
-                await asyncio.sleep(pause_s(self._failures, random.random()))
+                if self._failures:
+                    await asyncio.sleep(pause_s(self._failures, random.random()))
                 if not await self._attempt():
                     self._failures += 1
                 elif self._connection is not None:

@@ -19,7 +19,7 @@ from holdfast.vault.server import make_agreement
 from holdfast.vault.writer import ThreadWriter, Writer, outcome_error
 
 if TYPE_CHECKING:
-    from holdfast.vault.restores import Restored, restore
+    from holdfast.vault.restores import restore
 
 __all__ = [
     "AGREEMENT",
@@ -30,7 +30,6 @@ __all__ = [
     "Order",
     "Outcome",
     "Recipe",
-    "Restored",
     "ServeAt",
     "Slot",
     "ThreadWriter",
@@ -47,7 +46,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     # A vault that serves no restores does without the transfer room.
-    if name not in ("Restored", "restore"):
+    if name != "restore":
         raise AttributeError(f"module 'holdfast.vault' has no attribute {name!r}")
     value: object = getattr(importlib.import_module("holdfast.vault.restores"), name)
     globals()[name] = value
