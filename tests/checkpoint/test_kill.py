@@ -45,7 +45,9 @@ def trainer(children: Children, root: Path, *options: object, **env: str) -> Chi
 
 
 def test_every_site_is_killed_here() -> None:
-    assert {*TRAINER, *VAULT} == {*faults.SITES}
+    # Those of transfers are met in tests/transfer/test_faults.py.
+    ours = {site for site in faults.SITES if not site.startswith("transfer.")}
+    assert {*TRAINER, *VAULT} == ours
 
 
 @pytest.mark.parametrize("site", TRAINER)

@@ -21,7 +21,7 @@ _MAX_DIGESTS: Final = 64
 """Plans whose digests are kept; targets of one kind share theirs."""
 
 
-_LONGEST_S: Final = 366 * 86400.0
+_LONGEST_S: Final = 1e9
 _READ_S: Final = 1.0
 """How long a reader may take over what it is reading when its version is revoked."""
 
