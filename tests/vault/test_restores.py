@@ -121,8 +121,13 @@ def test_nobody_takes_half_of_two_saves(tmp_path: Path, monkeypatch: pytest.Monk
                 assert time.monotonic() < ends
                 time.sleep(0.001)
             ckpt.save(step, state(step)).durable()
-            with pytest.raises(TransferError, match="needed for the next save"):
-                running.result(30)
+            try:
+                found = running.result(30)
+            except TransferError:
+                pass  # cut off: its memory is needed
+            else:
+                assert is_step(found.tree, step - 1)
+                del found
         assert is_step(plan.run(deadline_s=30).result().tree, 5)
 
 
