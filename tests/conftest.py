@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,10 @@ import pytest
 _XLA = ("--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0")
 os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *_XLA])
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# A shell's background job ignores Ctrl-C, and so would every child of it, for ever: tests send it to theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from holdfast import faults  # noqa: E402
 from tests.checkpoint.children import Children  # noqa: E402

@@ -62,7 +62,10 @@ def run(*, nbytes: int, num_arrays: int, rounds: int, json_: bool) -> None:
         try:
             address = source.stdout.readline().strip()
             if not address:
-                raise TransferError(f"the other process ended with exit code {source.wait()}")
+                raise TransferError(
+                    f"the other process ended with exit code {source.wait(_DEADLINE_S)}",
+                    hint="its own error output is above",
+                )
             for transport in TRANSPORTS:
                 rows += _measured(address, transport, sent, rounds)
         finally:
