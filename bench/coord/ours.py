@@ -104,7 +104,6 @@ class ManyClients(LoopCrowd):
         client = self._clients[place] = self._made(
             self._address, run=RUN, token=self._secret, name=f"client-{slot}", connect_timeout_s=DEADLINE_S
         )
-        await client.open()
         await client.join(slot=slot, timeout_s=DEADLINE_S)
 
     async def _meet(self, place: int) -> None:

@@ -267,6 +267,23 @@ def test_who_cannot_come_in(coordinator: MemoryCoordinator, tmp_path: Path) -> N
     run(work())
 
 
+def test_the_first_call_connects(coordinator: MemoryCoordinator, tmp_path: Path) -> None:
+    async def work() -> None:
+        client = client_of(coordinator)
+        assert (await client.join(timeout_s=SOON_S)).slot == 0
+        await client.close()
+        stranger = AsyncCoordClient(coordinator.address, token=b"another-token-of-16")
+        with pytest.raises(HandshakeError):
+            await stranger.join(timeout_s=SOON_S)
+        await stranger.close()
+        nowhere = AsyncCoordClient(f"unix:{tmp_path}/none")
+        with pytest.raises(UnreachableError, match="No such file"):
+            await nowhere.get("k", timeout_s=0.2)
+        await nowhere.close()
+
+    run(work())
+
+
 def test_the_end(coordinator: MemoryCoordinator) -> None:
     async def work() -> None:
         client = await client_of(coordinator).open()

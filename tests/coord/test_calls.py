@@ -72,6 +72,40 @@ def test_calls_wait_for_the_welcome_and_go_out_in_order() -> None:
     assert core.sid == 7
 
 
+def test_the_first_join_goes_along_with_the_hello_and_is_not_said_twice() -> None:
+    core = made()
+    join = core.call(m.Join(-1, 10.0), 0.0, 10.0)
+    later = core.call(m.Put("k", b""), 0.0, 10.0)
+    core.connected(0.0)
+    hello, call = core.take()
+    assert isinstance(hello, m.Hello)
+    assert isinstance(call, m.Call) and call.seq == join.seq
+    core.received(m.Answer(0, m.Welcome(7, 1, "s", 0, True, HEARTBEAT_S, 1 << 20)), 0.1)
+    assert [call.seq for call in taken(core)] == [later.seq]
+    assert core.wake_at == 0.1 + HEARTBEAT_S
+
+
+def test_a_first_join_whose_welcome_never_came_is_said_again_under_its_number() -> None:
+    core = made()
+    join = core.call(m.Join(-1, 10.0), 0.0, 10.0)
+    for now in (0.0, 4.0):
+        core.connected(now)
+        _, call = core.take()
+        assert isinstance(call, m.Call) and isinstance(call.op, m.Join)
+        assert (call.seq, call.op.timeout_s) == (join.seq, 10.0 - now)
+        core.disconnected(now + 1.0)
+
+
+def test_a_known_client_says_nothing_before_its_welcome() -> None:
+    """Another coordinator may have forgotten it, and must not take its calls for those of a new client."""
+    core = made()
+    welcome(core)
+    core.call(m.Join(-1, 10.0), 0.0, 10.0)
+    core.disconnected(0.0)
+    core.connected(1.0)
+    assert [type(message) for message in core.take()] == [m.Hello]
+
+
 def test_an_answer_settles_its_call_once() -> None:
     core = made()
     welcome(core)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from holdfast.errors import UsageError
@@ -34,6 +35,7 @@ class Address(NamedTuple):
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
 
 
+@lru_cache(64)
 def parse(text: str) -> Address:
     """The place that a tcp or unix address names. Fails: UsageError."""
     if text.startswith("unix:"):

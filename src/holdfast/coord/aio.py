@@ -51,8 +51,9 @@ class AsyncCoordClient:
             slot = (await coord.join()).slot
             await coord.barrier("ready")
 
-    `open` (or `async with`) waits until the session stands. Arguments, guarantees and errors are those of
-    `CoordClient`. `on_push` and the callbacks of watches are plain functions, called on the loop.
+    `open` (or `async with`) waits until the session stands; without it the first call connects.
+    Arguments, guarantees and errors are those of `CoordClient`. `on_push` and the callbacks of watches are
+    plain functions, called on the loop.
     """
 
     def __init__(

@@ -114,9 +114,16 @@ class ClientCore:
     # ---- the connection
 
     def connected(self, now: float) -> None:
-        """A connection stands: say hello. Calls go out once the coordinator has welcomed this client."""
+        """A connection stands: say hello. Calls go out once the coordinator has welcomed this client.
+
+        The join that a new client begins with goes along: a coordinator that does not know the client yet has
+        carried out nothing of it, so there is nothing to learn from the welcome first.
+        """
         self.ready = False
         self._outbox = [m.Hello(self.run, self.incarnation, self.sid, self.name, self._seen_error)]
+        first = next(iter(self._open.values()), None)
+        if not self.sid and first is not None and type(first.op) is m.Join:
+            self._post(first, first.again(now))
 
     def disconnected(self, now: float, reason: str = "") -> None:
         """The connection is gone. Open calls stay open."""
@@ -404,11 +411,14 @@ class ClientCore:
         self.ready = True
         held = self._held()
         for call in self._open.values():
-            if id(call) not in held:
+            if not call.sent and id(call) not in held:
                 self._post(call, call.again(now))
         self._watch_again(now)
         self._answer_stop()
-        self._beat(now)
+        if body.fresh and not self.phase:
+            self._beat_at = now + self._heartbeat_s  # the hello was sign of life enough
+        else:
+            self._beat(now)
         self._reschedule()
         return [Pushed(body)]
 

@@ -158,7 +158,8 @@ class Coordinator:
             self._stops.greet(session.sid)
         if ledger.ending and session.slot >= 0:
             desk.push([session.sid], Rally(ledger.generation, True, ledger.ending), ledger.number)
-        self._rounds.evaluate()
+        if not fresh:
+            self._rounds.evaluate()  # it may be one of those who wait
 
     def _attach(self, conn: int, session: Session) -> None:
         """The newest connection of a session is the one that counts."""

@@ -133,7 +133,6 @@ class LoopEngine:
         self._failures = 0
         self._since = 0.0
         self._closing = False
-        self._refused: HandshakeError | None = None
         self._stop_waiters: list[asyncio.Future[None]] = []
 
     # ---- for callers
@@ -141,18 +140,12 @@ class LoopEngine:
     async def wait_ready(self, timeout_s: float) -> None:
         """Wait until the session stands. Fails: UnreachableError, HandshakeError."""
         self._seek()
-        seeking = self._seeking
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self.core.ready and self.core.over is None and self._refused is None:
-                    seeking = self._seeking
-                    if seeking is None:
-                        break
-                    await asyncio.wait([seeking])
+                while not self.core.ready and self._seeking is not None:
+                    await asyncio.wait([self._seeking])
         if self.core.over is not None:
             raise self.core.over
-        if self._refused is not None:
-            raise self._refused
         if not self.core.sid:
             raise UnreachableError(
                 f"no coordinator at {', '.join(self._addresses)} within {timeout_s:g} s: {self.core.trouble}",
@@ -231,7 +224,9 @@ class LoopEngine:
         """Send what the core has to say, and see to the next moment that matters."""
         self._dirty = False
         core, connection = self.core, self._connection
-        if connection is not None and not connection.paused:
+        if connection is None:
+            self._seek()
+        elif not connection.paused:
             messages = core.take()
             if messages:
                 assert connection.transport is not None
@@ -282,8 +277,6 @@ class LoopEngine:
                     self._failures += 1
                 elif self._connection is not None:
                     return
-                if self._refused is not None and not self.core.sid:
-                    return
         finally:
             self._seeking = None
 
@@ -294,8 +287,9 @@ class LoopEngine:
         for place in places:
             connection: _Connection | None = None
             try:
-                connection = await self._connect(place)
-                async with asyncio.timeout(HANDSHAKE_S):
+                async with asyncio.timeout(CONNECT_S) as limit:
+                    connection = await self._connect(place)
+                    limit.reschedule(self._loop.time() + HANDSHAKE_S)
                     await connection.stands
                 return True
             except HandshakeError as error:
@@ -304,7 +298,7 @@ class LoopEngine:
             except ConnectionLost as error:
                 trouble = f"{place}: {error.message}"
             except TimeoutError:
-                trouble = f"{place}: no answer within {HANDSHAKE_S:g} s"
+                trouble = f"{place}: no answer within {CONNECT_S if connection is None else HANDSHAKE_S:g} s"
             except OSError as error:
                 trouble = f"{place}: {error.strerror or error}"
             finally:
@@ -313,21 +307,19 @@ class LoopEngine:
             if self.core.over is not None:
                 return False
         if refusals and len(refusals) == len(places) and not self.core.sid:
-            self._refused = refusals[0]
+            self._handle(self.core.finish(refusals[0]))
         if self._connection is None:
             self.core.disconnected(time.monotonic(), trouble or "there is no address to try")
         return False
 
     async def _connect(self, place: Address) -> _Connection:
         link = Link(run=self.core.run, token=self._token, nonce=os.urandom(NONCE_BYTES))
-        async with asyncio.timeout(CONNECT_S):
-            if place.path:
-                made = await self._loop.create_unix_connection(lambda: _Connection(self, link), place.path)
-            else:
-                made = await self._loop.create_connection(
-                    lambda: _Connection(self, link), place.host, place.port
-                )
-        return made[1]
+        connection = _Connection(self, link)
+        if place.path:
+            await self._loop.create_unix_connection(lambda: connection, place.path)
+        else:
+            await self._loop.create_connection(lambda: connection, place.host, place.port)
+        return connection
 
     def _connected(self, connection: _Connection) -> None:
         self._connection = connection

@@ -258,6 +258,10 @@ class Rounds:
         self._refill()
         if not self._pending:
             return
+        if not usable(len(self._pending), desk.settings) and (self._rallied or not desk.ledger.seats):
+            # Too few, whoever they are: a crowd that comes one by one is not gone through for each of them.
+            self._enough_since, self._armed = math.inf, False
+            return
         previous = self._previous()
         here = [p for p in self._pending.values() if desk.present[p.session.sid].conn]
         candidates = [Candidate(p.session.sid, p.slot, p.since, p.spare) for p in here]

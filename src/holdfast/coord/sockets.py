@@ -18,6 +18,15 @@ from holdfast.wire import ConnectionLost
 CONNECT_S: Final = 2.0
 HANDSHAKE_S: Final = 5.0
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+_OPTIONS: Final = [
+    (int(socket.IPPROTO_TCP), int(socket.TCP_NODELAY), 1),
+    (int(socket.SOL_SOCKET), int(socket.SO_KEEPALIVE), 1),
+    *(
+        (int(socket.IPPROTO_TCP), getattr(socket, name), n)
+        for name, n in _KEEPALIVE.items()
+        if hasattr(socket, name)
+    ),
+]
 
 
 def tuned(sock: socket.socket) -> None:
@@ -25,11 +34,8 @@ def tuned(sock: socket.socket) -> None:
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with suppress(OSError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE.items():
-            if hasattr(socket, name):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        for option in _OPTIONS:
+            sock.setsockopt(*option)
 
 
 def connected(address: Address, wake: int) -> socket.socket:

@@ -12,10 +12,13 @@ from holdfast.clock import Deadline
 
 log = logging.getLogger("holdfast.transfer")
 
+KEPT = 4
+"""How many threads wait for the next work; those of a burst end with it."""
+
 
 @final
 class Workers:
-    """Runs functions at once, each on a thread of its own; idle threads are used again."""
+    """Runs functions at once, each on a thread of its own; a few idle threads are used again."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -48,6 +51,8 @@ class Workers:
             # A job holds what it worked on: let go of it before the next one comes.
             del job
             with self._lock:
+                if self._idle >= KEPT and not self._closed:
+                    break
                 self._idle += 1
         with self._lock:
             self._threads.discard(threading.current_thread())

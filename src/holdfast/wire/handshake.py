@@ -18,7 +18,6 @@ What follows on the connection is neither secret nor sealed; that is the busines
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from typing import Final, final
 
@@ -166,12 +165,10 @@ _SAME_TOKEN: Final = "give both ends the same token; a run's token is made once,
 def _proof(token: bytes | None, side: bytes, purpose: str, run: str, client: bytes, server: bytes) -> bytes:
     if token is None:
         return b""
-    keyed = hmac.new(token, digestmod=hashlib.sha256)
+    parts = (_MAGIC, side, purpose.encode(), run.encode(), client, server)
     # With their lengths: no two different handshakes may have the same transcript.
-    for part in (_MAGIC, side, purpose.encode(), run.encode(), client, server):
-        keyed.update(len(part).to_bytes(4, "little"))
-        keyed.update(part)
-    return keyed.digest()
+    transcript = b"".join([len(part).to_bytes(4, "little") + part for part in parts])
+    return hmac.digest(token, transcript, "sha256")
 
 
 def _check(purpose: str, run: str, token: bytes | None, nonce: bytes) -> None:
