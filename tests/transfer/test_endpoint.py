@@ -489,6 +489,13 @@ def test_memory_returns_when_a_plan_is_closed(make: Make) -> None:
     assert until(lambda: _memfds() <= before)
 
 
+def test_versions_that_are_gone_leave_nothing_for_the_rest_of_their_lease(make: Make) -> None:
+    source = make()
+    for version in range(500):
+        source.publish("w", {"w": np.zeros(8)}, version, lease_s=7 * 86400.0, keep=1)
+    assert len(source.timers._due) < 200
+
+
 def _memfds() -> int:
     with open("/proc/self/maps", encoding="utf-8") as file:
         return sum("memfd:holdfast-transfer" in line for line in file)

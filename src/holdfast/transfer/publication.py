@@ -55,6 +55,7 @@ class Edition:
         self._lock = threading.Lock()
         self._readers: set[Reader] = set()
         self._gone = threading.Event()
+        self._at_end: Callable[[], None] | None = None
         for array, boxes in enumerate(memories):
             for box, memory in enumerate(boxes):
                 self.places[array, box] = len(self.memories)
@@ -118,6 +119,17 @@ class Edition:
             self.memories = []
             self._digests = {}
             self._gone.set()
+            if self._at_end is not None:
+                self._at_end()
+                self._at_end = None
+
+    def when_gone(self, act: Callable[[], None]) -> None:
+        """Call it once the memory is let go, at once if it is. It must not block."""
+        with self._lock:
+            if not self._gone.is_set():
+                self._at_end = act
+                return
+        act()
 
     def wait_gone(self, timeout_s: float) -> bool:
         return self._gone.wait(timeout_s)
@@ -211,7 +223,8 @@ class Shelf:
             waiters = self._waiters.pop(name, [])
         for one in old:
             one.retire(f"version {version} took its place")
-        self._timers.after(lease_s, lambda: self._lapse(edition))
+        alarm = self._timers.after(lease_s, lambda: self._lapse(edition))
+        edition.when_gone(lambda: self._timers.cancel(alarm))
         for waiter in waiters:
             waiter()
         return Publication(self, edition)

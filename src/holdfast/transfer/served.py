@@ -46,7 +46,7 @@ from holdfast.transfer.route import (
     scattered,
 )
 from holdfast.transfer.streams import Feed, Head, send_chunk
-from holdfast.transfer.timers import Timers
+from holdfast.transfer.timers import Alarm, Timers
 from holdfast.transfer.workers import Workers
 
 NO_SCRATCH: Final = np.empty(0, np.uint8)
@@ -178,6 +178,7 @@ class ServedRun:
         self._left = self.num_chunks
         self.over = False
         self.wait: Ending | None = None
+        self._pinging: Alarm | None = None
 
     def size(self, chunk: int) -> int:
         return self.plan.stream.size(chunk)
@@ -204,7 +205,9 @@ class ServedRun:
             return
         faults.site("transfer.run")
         self._link.say(Started(asked.seq, self.number, edition.version, edition.manifest.scalars))
-        self._link.host.timers.after(self._link.ping_s(asked.ping_s), self._tick)
+        self._pinging = self._link.host.timers.after(self._link.ping_s(asked.ping_s), self._tick)
+        if self.over:
+            self._link.host.timers.cancel(self._pinging)
         if not self.num_chunks:
             self._link.say(Sent(self.number))
         elif asked.buffer == OVER_TCP:
@@ -353,6 +356,9 @@ class ServedRun:
             quiet = not self._inside and self._left
             wait, self.wait = self.wait, None
         self._link.feed.remove(self.number)
+        if self._pinging is not None:
+            # It holds the run, with the buffer that was lent for it.
+            self._link.host.timers.cancel(self._pinging)
         if wait is not None:
             wait.end()
         if edition is not None:
