@@ -18,6 +18,8 @@ from holdfast import Checkpointer, faults
 from holdfast.errors import HandshakeError, HoldfastError, TransferError, UsageError
 from holdfast.transfer import Endpoint
 from holdfast.vault import restore
+from holdfast.vault.catalogue import CATALOGUE, ENTRIES, decode_catalogue
+from holdfast.vault.offers import state_name
 
 pytestmark = pytest.mark.process
 
@@ -113,7 +115,9 @@ def test_nobody_takes_half_of_two_saves(tmp_path: Path, monkeypatch: pytest.Monk
         Endpoint(token=TOKEN, transports=["tcp"], chunk_bytes=64 << 10, streams=1) as endpoint,
     ):
         ckpt.save(1, state(1)).durable()
-        plan = endpoint.prepare(ckpt.vault_address, "state")
+        listed = endpoint.prepare(ckpt.vault_address, CATALOGUE).run(deadline_s=30).result().tree[ENTRIES]
+        (held,) = decode_catalogue(listed)
+        plan = endpoint.prepare(held.address, state_name(held.attempt))  # saves are its versions, from 1
         for step in range(2, 6):
             running = plan.run(version=step - 1, deadline_s=30)
             ends = time.monotonic() + 30

@@ -8,18 +8,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from holdfast.vault.agreements import make_agreement
 from holdfast.vault.arena import Slot
+from holdfast.vault.attachment import copy_from
 from holdfast.vault.client import VaultWriter
 from holdfast.vault.commit import withdraw
 from holdfast.vault.crew import Crew
 from holdfast.vault.intents import intended
 from holdfast.vault.messages import CoordinatorAt, Hello, Order, Outcome, Recipe, ServeAt
+from holdfast.vault.placement import neighbours
 from holdfast.vault.recycling import AGREEMENT, WORK, keep_for_recycling
-from holdfast.vault.server import make_agreement
 from holdfast.vault.writer import ThreadWriter, Writer, outcome_error
 
 if TYPE_CHECKING:
-    from holdfast.vault.restores import restore
+    from holdfast.vault.restores import restore, restore_newest
 
 __all__ = [
     "AGREEMENT",
@@ -35,18 +37,21 @@ __all__ = [
     "ThreadWriter",
     "VaultWriter",
     "Writer",
+    "copy_from",
     "intended",
     "keep_for_recycling",
     "make_agreement",
+    "neighbours",
     "outcome_error",
     "restore",
+    "restore_newest",
     "withdraw",
 ]
 
 
 def __getattr__(name: str) -> object:
     # A vault that serves no restores does without the transfer room.
-    if name != "restore":
+    if name not in ("restore", "restore_newest"):
         raise AttributeError(f"module 'holdfast.vault' has no attribute {name!r}")
     value: object = getattr(importlib.import_module("holdfast.vault.restores"), name)
     globals()[name] = value

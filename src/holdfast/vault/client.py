@@ -1,7 +1,7 @@
 """The trainer's side of the vault: a writer that has a vault process do the work.
 
-It repairs the loss of that process: the trainer still holds the slots, so a new vault is spawned, handed the
-same memory, and given every save that is not over again.
+It repairs the loss of that process: the trainer still holds the slots, so a new vault is spawned (or, where a
+standing one was killed, waited for), handed the same memory, and given every save that is not over again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from holdfast import journal
 from holdfast.clock import Deadline
 from holdfast.errors import DeadlineError, HoldfastError, VaultDiedError, VaultError
 from holdfast.vault.arena import Slot
+from holdfast.vault.attachment import REATTACH_S, attached
 from holdfast.vault.messages import (
     REPLIES,
     Abort,
@@ -32,6 +33,7 @@ from holdfast.vault.messages import (
     Done,
     DropSlot,
     Hello,
+    Holds,
     MakeSlot,
     Order,
     Outcome,
@@ -93,23 +95,34 @@ class VaultWriter:
         self._abandoned = False
         self._broken: HoldfastError | None = None
         self._begun: set[int] = set()
-        self.address = ""
+        self._holding: dict[int, Order] = {}
+        """By slot: the last save that was staged in it and is over."""
+        self.welcome = Welcome(0)
         self._answers: dict[str, tuple[Reply, list[int]]] = {}
         self._answered = threading.Condition()
         self._process: subprocess.Popen[bytes] | None = None
         self._frames = self._connect()
-        self._receiver = threading.Thread(target=self._receive, name="holdfast-vault-receiver", daemon=True)
-        self._receiver.start()
+        self._receiver = self._receiving()
+
+    def _receiving(self) -> threading.Thread:
+        thread = threading.Thread(target=self._receive, name="holdfast-vault-receiver", daemon=True)
+        thread.start()
+        return thread
 
     @property
     def pid(self) -> int | None:
         """The process id of a spawned vault."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def address(self) -> str:
+        """Where the vault offers staged state; empty if it does not."""
+        return self.welcome.address
+
     # ---- connection
 
-    def _connect(self) -> FrameSocket[Reply]:
-        sock = self._spawn() if self._attach is None else _attached(self._attach)
+    def _connect(self, wait_s: float = 0.0) -> FrameSocket[Reply]:
+        sock = self._spawn() if self._attach is None else attached(self._attach, wait_s=wait_s)
         frames: FrameSocket[Reply] = FrameSocket(sock, REPLIES)
         try:
             frames.send(self._hello)
@@ -126,7 +139,7 @@ class VaultWriter:
             self._reap(0.0)
             message = reply.message if isinstance(reply, Refused) else repr(reply)
             raise VaultError(f"the vault refused this trainer: {message}")
-        self.address = reply.address
+        self.welcome = reply
         return frames
 
     def _spawn(self) -> socket.socket:
@@ -172,7 +185,9 @@ class VaultWriter:
                         self._answered.notify_all()
                 case Done(seq, outcome):
                     with self._lock:
-                        self._pending.pop(seq, None)
+                        over = self._pending.pop(seq, None)
+                        if over is not None and (over.staged or outcome.committed):
+                            self._holding[over.order.slot] = over.order
                     self._events.done(seq, outcome)
                     self._close_all(fds)
                 case _:
@@ -197,10 +212,10 @@ class VaultWriter:
             log.warning("the vault (pid %s) is gone: %s; starting another", pid, reason)
             self._note(journal.VaultDied(pid=pid or 0, reason=reason))
             try:
-                self._frames = self._connect()
+                self._frames = self._reconnect()
             except VaultError as error:
                 self._broken = error
-                log.error("no vault could be started: %s", error.message)
+                log.error("no vault could be reached: %s", error.message)
                 return False
             # One that dies while it is handed the work is found dead at the next receive.
             with contextlib.suppress(ConnectionLost):
@@ -208,6 +223,16 @@ class VaultWriter:
             self._note(journal.VaultReplaced(old_pid=pid or 0, pid=self.pid or 0))
         self._answer("Refused", Refused("VaultDiedError", "the vault died meanwhile", None), [])
         return True
+
+    def _reconnect(self) -> FrameSocket[Reply]:
+        """A new vault's connection. A standing one that is dying may still let in, and break off."""
+        deadline = Deadline(0.0 if self._attach is None else REATTACH_S)
+        while True:
+            try:
+                return self._connect(deadline.remaining())
+            except VaultDiedError:
+                if deadline.expired():
+                    raise
 
     def _hand_over(self) -> None:
         """Give a new vault the slots, the recipes and every save that is not over."""
@@ -217,6 +242,9 @@ class VaultWriter:
             self._frames.send(AdoptSlot(number, slot.size), (slot.fd,))
         for recipe in self._recipes.values():
             self._frames.send(Define(recipe))
+        # In the order they were saved, which is the order of versions.
+        for order in sorted(self._holding.values(), key=lambda order: order.seq):
+            self._frames.send(Holds(order))
         for pending in list(self._pending.values()):
             self._give_again(pending)
         if self._closing:
@@ -248,6 +276,7 @@ class VaultWriter:
             self._broken = error
         for seq in pending:
             self._events.done(seq, outcome)
+        self._answer("Refused", Refused(type(error).__name__, error.message, error.hint), [])
 
     def _reap(self, timeout_s: float) -> str | None:
         """How the vault process ended, after making sure that it did."""
@@ -278,13 +307,25 @@ class VaultWriter:
                 self._process.kill()
 
     def _check(self) -> None:
+        """Raise if there is no vault; a standing one may be back by now."""
+        if self._broken is not None and self._attach is not None and not self._closing:
+            self._return()
         if self._broken is not None:
             raise self._broken
 
+    def _return(self) -> None:
+        """Go back to a standing vault that was given up, if it is there."""
+        with self._lock, contextlib.suppress(VaultError, ConnectionLost):
+            self._frames = self._connect()
+            self._broken = None
+            self._receiver = self._receiving()
+            self._hand_over()
+
     def make_slot(self, size: int) -> tuple[int, Slot]:
-        self._check()
         deadline = Deadline(_SLOT_S)
         with self._lock:
+            # Under the lock: a vault that is given up while this waits for it would never answer.
+            self._check()
             number = max(self._slots, default=-1) + 1
             with self._answered:
                 self._answers.clear()
@@ -310,6 +351,7 @@ class VaultWriter:
     def drop_slot(self, number: int) -> None:
         with self._lock:
             self._slots.pop(number).close()
+            self._holding.pop(number, None)
             self._send(DropSlot(number))
 
     def define(self, recipe: Recipe) -> None:
@@ -323,15 +365,16 @@ class VaultWriter:
             # Under the lock: a save taken in after the last vault was given up would never end.
             self._check()
             self._pending[order.seq] = _Pending(order)
+            self._holding.pop(order.slot, None)
             self._send(Begin(order))
-        if self._hello.serve is not None:
+        if self.address:
             self._await_begun(order)
 
     def _await_begun(self, order: Order) -> None:
         """Return once nobody reads from the slot; a replaced vault has no readers and says so as well."""
         deadline = Deadline(_START_S)
         with self._answered:
-            while order.seq not in self._begun and self._broken is None:
+            while self.address and order.seq not in self._begun and self._broken is None:
                 if not self._answered.wait(min(1.0, deadline.remaining())) and deadline.expired():
                     self._forget(order.seq)
                     raise DeadlineError(
@@ -359,7 +402,8 @@ class VaultWriter:
             pending = self._pending.get(seq)
             if pending is not None:
                 pending.staged = True
-                self._send(Staged(seq))
+            # Also of a save that was committed before this: only now is its state offered to others.
+            self._send(Staged(seq))
 
     def abort(self, seq: int, reason: str) -> None:
         with self._lock:
@@ -387,17 +431,3 @@ class VaultWriter:
             slot.close()
         self._slots.clear()
         return finished
-
-
-def _attached(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(_START_S)
-    try:
-        sock.connect(path)
-    except OSError as error:
-        sock.close()
-        raise VaultError(
-            f"no vault answers at {path}: {error.strerror or error}",
-            hint="start one with `python -m holdfast.vault --listen PATH`",
-        ) from error
-    return sock

@@ -13,9 +13,15 @@
           <------------------------ Accepted
           <------------------------ Done(outcome)
     Abort ------------------------>  drop a save that is not staged
+    Holds(save, slot) ------------>  to a new vault: this slot has a staged state that is on disk already
     Bye -------------------------->  finish what is staged, then end
 
-Losing the connection means the trainer died: staged saves are finished, others dropped, then the vault ends.
+    agent                           vault
+    CopyFrom(node, address) ------>  keep a copy of what the vault at that address stages
+          <------------------------ Noted
+
+Losing the connection means the trainer died: staged saves are finished, others dropped. A vault that the
+trainer spawned then ends; a standing one keeps the newest staged states.
 """
 
 from __future__ import annotations
@@ -138,20 +144,45 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Holds(msgspec.Struct, frozen=True, tag=True):
+    """The slot of this save still has its bytes, though the save itself is over."""
+
+    order: Order
+
+
+class CopyFrom(msgspec.Struct, frozen=True, tag=True):
+    """Keep copies of the states that the vault of `node` stages.
+
+    `address` is where that vault is, or `file:PATH` of the file that says it, read again at every attempt;
+    empty to keep no further copies of that node.
+    """
+
+    node: str
+    address: str
+
+
 class Bye(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-Request = Hello | MakeSlot | AdoptSlot | DropSlot | Define | Begin | Ready | Staged | Abort | Bye
+Request = (
+    Hello | MakeSlot | AdoptSlot | DropSlot | Define | Begin | Ready | Staged | Abort | Holds | CopyFrom | Bye
+)
 
 REQUESTS: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """`address` is where the vault offers staged state, if it was asked to."""
+    """`address` is where the vault offers staged state, if it does.
+
+    `own` and `copied` say how much host memory that takes at most: so many times the bytes that one trainer
+    stages, for its own states and for those of a neighbour.
+    """
 
     pid: int
     address: str = ""
+    own: int = 0
+    copied: int = 0
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
@@ -184,5 +215,9 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     outcome: Outcome
 
 
-Reply = Welcome | SlotReady | Begun | Refused | Accepted | Done
+class Noted(msgspec.Struct, frozen=True, tag=True):
+    """What was said is remembered."""
+
+
+Reply = Welcome | SlotReady | Begun | Refused | Accepted | Done | Noted
 REPLIES: Final[msgspec.msgpack.Decoder[Reply]] = msgspec.msgpack.Decoder(Reply)

@@ -58,6 +58,8 @@ class Job:
         self.recipe = recipe
         self.image = image[: recipe.size]
         self.staged = False
+        self.digests = b""
+        """Those of all blocks, once they are hashed."""
         self.intent: Intent | None = None
         self._upto = 0
         self._aborted: str | None = None
@@ -220,7 +222,7 @@ class Persister:
         """Write and sync this rank's part and index; returns the index."""
         order, recipe = job.order, job.recipe
         folder, attempt = step_folder(order.save.step), order.save.attempt
-        digests = self._write_blocks(job, writer)
+        job.digests = digests = self._write_blocks(job, writer)
         writer.sync()
         faults.site("vault.part.synced")
         name = data_name(recipe.part, attempt)

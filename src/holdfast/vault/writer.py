@@ -11,10 +11,10 @@ from typing import Protocol, final
 from holdfast import errors
 from holdfast.errors import HoldfastError
 from holdfast.storage import LocalStore
+from holdfast.vault.agreements import make_agreement
 from holdfast.vault.arena import Slot
 from holdfast.vault.messages import Hello, Order, Outcome, Recipe
 from holdfast.vault.persist import Job, Persister
-from holdfast.vault.server import make_agreement
 
 
 class Events(Protocol):
