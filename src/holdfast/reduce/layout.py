@@ -1,0 +1,152 @@
+"""A tree of arrays as one flat memory. Pure: no array is touched here.
+
+Arrays are sorted by name, so that the order of a dict means nothing, and lie in one segment for each dtype,
+every array at a multiple of ALIGN. Segments are padded to GRAIN and cut into blocks at multiples of BLOCK
+from their start. A block is the unit of adding, checking and sharing out: which bytes are added in one call
+depends on the tree alone, never on who adds. That matters: numpy's vector loop and the scalar loop for what
+is left over give different NaNs for NaN + NaN, so no call may have anything left over in one place and not in
+another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, final
+
+import msgspec
+import numpy as np
+import xxhash
+from msgspec import Struct
+
+from holdfast.arrays import dtype as dtype_of
+from holdfast.errors import TreeError, UsageError
+
+ALIGN: Final = 64
+GRAIN: Final = 4096
+BLOCK: Final = 256 << 10
+"""Operands and result of one addition fit into a core's second-level cache."""
+_NO_SUM: Final = ("bool",)
+
+
+class Entry(Struct, frozen=True, array_like=True, gc=False):
+    """One array: its name, dtype and shape as the caller has it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name or 'the tree'}: {self.dtype}{list(self.shape)}"
+
+
+class Piece(NamedTuple):
+    """Elements lo..hi-1 of an array, at element `at` of the block."""
+
+    entry: int
+    lo: int
+    hi: int
+    at: int
+
+
+class Block(NamedTuple):
+    """Bytes lo..hi-1 of the flat memory, all of one dtype."""
+
+    lo: int
+    hi: int
+    dtype: np.dtype[Any]
+    pieces: tuple[Piece, ...]
+
+
+@final
+class FlatLayout:
+    """Where each array lies. Equal for all members, which `digest` proves. Fails: TreeError, UsageError."""
+
+    def __init__(self, entries: Sequence[Entry], wire_dtype: str | None) -> None:
+        self.entries = tuple(sorted(entries, key=lambda entry: entry.name))
+        self.wire_dtype = wire_dtype
+        self.wires = tuple(_summed_as(entry, wire_dtype) for entry in self.entries)
+        self.starts, self.blocks, self.nbytes = _laid_out(self.entries, self.wires)
+
+    @cached_property
+    def digest(self) -> str:
+        """Both ends of a link compare it."""
+        return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((self.entries, self.wire_dtype)))
+
+    def shares(self, num_owners: int) -> list[range]:
+        """The blocks of each owner: contiguous, and as even as blocks allow."""
+        cuts = [len(self.blocks) * at // num_owners for at in range(num_owners + 1)]
+        return [range(lo, hi) for lo, hi in pairwise(cuts)]
+
+    def differences(self, theirs: Sequence[Entry], wire_dtype: str | None, *, there: str) -> list[str]:
+        """What other arrays have otherwise, one line each; `there` is the word for where they are."""
+        mine = {entry.name: entry for entry in self.entries}
+        other = {entry.name: entry for entry in theirs}
+        found = [f"{entry}; {there}: none" for name, entry in mine.items() if name not in other]
+        found += [f"{entry} ({there}); not here" for name, entry in other.items() if name not in mine]
+        found += [
+            f"{entry}; {there}: {other[name].dtype}{list(other[name].shape)}"
+            for name, entry in mine.items()
+            if name in other and other[name] != entry
+        ]
+        if wire_dtype != self.wire_dtype:
+            found.append(f"wire_dtype={self.wire_dtype}; {there}: {wire_dtype}")
+        return found
+
+
+def _summed_as(entry: Entry, wire_dtype: str | None) -> np.dtype[Any]:
+    """The dtype in which an array is added and sent."""
+    own = dtype_of(entry.dtype)
+    if own.name in _NO_SUM:
+        raise TreeError(f"{entry} has no sum", hint="give counts as integers")
+    if wire_dtype is None or not _is_real(own.numpy):
+        return own.numpy
+    wire = dtype_of(wire_dtype).numpy
+    if not _is_real(wire):
+        raise UsageError(
+            f"wire_dtype={wire_dtype!r} is no floating-point dtype", hint="use bfloat16 or float16"
+        )
+    return wire if wire.itemsize < own.itemsize else own.numpy
+
+
+def _is_real(kind: np.dtype[Any]) -> bool:
+    # The floating-point types of ml_dtypes are of kind V to numpy.
+    return kind.kind == "f" or "float" in kind.name
+
+
+def _laid_out(
+    entries: Sequence[Entry], wires: Sequence[np.dtype[Any]]
+) -> tuple[tuple[int, ...], tuple[Block, ...], int]:
+    """The first byte of every array, the blocks, and the bytes in all."""
+    starts = [0] * len(entries)
+    blocks: list[Block] = []
+    end = 0
+    for wire in sorted(set(wires), key=lambda one: (-one.itemsize, one.name)):
+        base = at = end
+        mine = [number for number, one in enumerate(wires) if one == wire]
+        for number in mine:
+            starts[number] = at
+            at += -(-math.prod(entries[number].shape) * wire.itemsize // ALIGN) * ALIGN
+        end = base + -(-(at - base) // GRAIN) * GRAIN
+        blocks += _blocks(base, end, wire, [(number, starts[number]) for number in mine], entries)
+    return tuple(starts), tuple(blocks), end
+
+
+def _blocks(
+    base: int, end: int, wire: np.dtype[Any], placed: Sequence[tuple[int, int]], entries: Sequence[Entry]
+) -> list[Block]:
+    pieces: list[list[Piece]] = [[] for _ in range(-(-(end - base) // BLOCK))]
+    for number, start in placed:
+        count, done = math.prod(entries[number].shape), 0
+        while done < count:
+            byte = start - base + done * wire.itemsize
+            block, at = divmod(byte, BLOCK)
+            hi = min(count, done + (BLOCK - at) // wire.itemsize)
+            pieces[block].append(Piece(number, done, hi, at // wire.itemsize))
+            done = hi
+    return [
+        Block(lo, min(lo + BLOCK, end), wire, tuple(mine))
+        for lo, mine in zip(range(base, end, BLOCK), pieces, strict=True)
+    ]
