@@ -1,0 +1,51 @@
+"""A training script of a replica of two workers, for `holdfast launch`: one of them kills itself if told to.
+
+    holdfast launch --workers-per-replica 2 tests/jax/world_script.py FOLDER [KILL_AT]
+
+At the end each worker writes the bits of its state, and whether its executable came out of a bundle.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+import holdfast
+from holdfast.xla import compiled
+from tests.xla.programs import KEY, flat, placed
+
+STEPS = 30
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    kill_at = int(sys.argv[2]) if len(sys.argv) > 2 else -1
+    with holdfast.join() as run:
+        assert jax.process_count() == 2
+        mesh = Mesh(np.array(jax.devices()), ("x",))
+        fn, (first, batch) = placed(mesh)
+        step_fn = compiled(fn, first, batch, folder=folder / "bundles", key=KEY, name="step")
+        state: dict[str, Any] = run.restore(lambda: placed(mesh)[1][0])
+        rows = NamedSharding(mesh, jax.sharding.PartitionSpec("x"))  # type: ignore[no-untyped-call]
+        for step in run.steps(until=STEPS, save_every=10):
+            killed = folder / "killed"
+            if step.index == kill_at and run.index == 1 and not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            values = np.random.default_rng(step.index).standard_normal((16, 32), np.float32)
+            batch = jax.make_array_from_callback(values.shape, rows, values.__getitem__)
+            state, _ = step_fn(state, batch)
+            step.done(state)
+    (folder / f"bits-{run.index}").write_bytes(flat(state))
+    (folder / f"source-{run.index}").write_text(step_fn.source)
+
+
+if __name__ == "__main__":
+    main()
