@@ -12,7 +12,13 @@ from typing import Protocol, TextIO, cast
 
 from bench.report import Refused, Report
 
-COMMANDS = {"checkpoint": "bench.checkpoint", "coord": "bench.coord", "transfer": "bench.transfer"}
+COMMANDS = {
+    "checkpoint": "bench.checkpoint",
+    "coord": "bench.coord",
+    "recovery": "bench.recovery",
+    "reduce": "bench.reduce",
+    "transfer": "bench.transfer",
+}
 """Each module offers a docstring, `configure(parser)` and `run(args)`; a new benchmark is one line here."""
 
 

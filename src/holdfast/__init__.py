@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.checkpoint import Checkpointer, SaveHandle
     from holdfast.errors import HoldfastError
+    from holdfast.supervise import join
 
 __version__ = "0.1.0"
 
-__all__ = ["Checkpointer", "HoldfastError", "SaveHandle", "__version__"]
+__all__ = ["Checkpointer", "HoldfastError", "SaveHandle", "__version__", "join"]
 
 # Every public name and the room it comes from. `__all__` and the imports above repeat it, because
 # type checkers read only literals; tests/house/test_public_names.py holds the three together.
@@ -23,6 +24,7 @@ _HOME = {
     "Checkpointer": "holdfast.checkpoint",
     "HoldfastError": "holdfast.errors",
     "SaveHandle": "holdfast.checkpoint",
+    "join": "holdfast.supervise",
 }
 
 

@@ -35,6 +35,11 @@
     │   ├── VersionGoneError       the peer has no such name or version (any more)
     │   ├── IntegrityError         bytes arrived that are not those that were sent
     │   └── TransferCancelled      it was cancelled here
+    ├── WorldError                 a framework's world of several workers could not be started or left
+    ├── BundleError                an executable bundle was refused; nothing of it was loaded
+    ├── ReduceError                lanes could not be summed; what is folded here stays
+    │   ├── ReplicaLostError       a member that is needed is gone; `slots` names it
+    │   └── ReplicaLateError       a member that is needed did not answer in time (also a DeadlineError)
     └── VaultError                 the vault refused or broke the protocol
         └── VaultDiedError         the vault process is gone
 
@@ -255,6 +260,30 @@ class IntegrityError(TransferError):
 
 class TransferCancelled(TransferError):
     """The transfer was cancelled by its caller."""
+
+
+class WorldError(HoldfastError):
+    """A framework's world of several workers could not be started or left."""
+
+
+class BundleError(HoldfastError):
+    """An executable bundle was refused: altered, cut off, or made for something else. Nothing was loaded."""
+
+
+class ReduceError(HoldfastError):
+    """Lanes could not be summed. What is folded here stays, and can go into the next generation."""
+
+    def __init__(self, message: str, *, slots: Sequence[int] = (), hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.slots = tuple(slots)
+
+
+class ReplicaLostError(ReduceError):
+    """A member whose lanes or share are needed is gone."""
+
+
+class ReplicaLateError(ReduceError, DeadlineError):
+    """A member whose lanes or share are needed did not answer in time."""
 
 
 class VaultError(HoldfastError):

@@ -50,6 +50,23 @@ SITES: dict[str, str] = {
     "transfer.chunk.received": "a chunk is in the target's memory and not counted yet",
     "transfer.commit": "everything has arrived and is verified; the old version is still in service",
     "transfer.done": "source: it heard of the outcome; target: swapped in, and nobody told",
+    "reduce.folded": "a lane is folded and not announced",
+    "reduce.announced": "all of this member's roots are announced, and nothing is added yet",
+    "reduce.adding": "an owner is in the middle of adding its share",
+    "reduce.published": "an owner told the others that its share of the total is there",
+    "reduce.decided": "the whole total is here, and the call has not returned",
+    "reduce.fetched": "a laggard has copied a decided total and has not checked it",
+    "run.joined": "a worker is in a new generation and has reported nothing",
+    "run.gathered": "a worker has everybody's report and has not acted on it",
+    "run.offered": "a donor has offered its state to newcomers",
+    "run.receiving": "a newcomer knows what it will be given, and nothing has moved",
+    "run.received": "a newcomer has a donor's state, and has not begun a step",
+    "run.restored": "a worker has its state, and its program has not been given it",
+    "run.step": "a step begins",
+    "run.lane": "a lane is about to be given out",
+    "run.added": "a lane has been added",
+    "run.interrupted": "the members changed in the middle of a step, and nobody has regrouped",
+    "run.decided": "the total of a step is here, and the program does not know",
 }
 
 

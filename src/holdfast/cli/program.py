@@ -17,6 +17,8 @@ import click
 from holdfast import __version__
 from holdfast.cli.ckpt import ckpt
 from holdfast.cli.coord import coord, coordinator
+from holdfast.cli.launch import launch, resize
+from holdfast.cli.status import status
 from holdfast.cli.transfer import transfer
 from holdfast.errors import HoldfastError
 
@@ -124,7 +126,7 @@ def _escape_unprintable() -> None:
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
-    """Keep large training runs going: look at, check and tidy what they saved;
+    """Keep large training runs going: launch and watch them; look at, check and tidy what they saved;
     serve and look at the coordinator that keeps them together.
 
     \b
@@ -137,4 +139,7 @@ def main() -> None:
 main.add_command(ckpt)
 main.add_command(coord)
 main.add_command(coordinator)
+main.add_command(launch)
+main.add_command(resize)
+main.add_command(status)
 main.add_command(transfer)

@@ -13,6 +13,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+from holdfast.coord.orphans import OrphanWatch
 from holdfast.coord.server import serve
 from holdfast.coord.settings import Settings
 from holdfast.errors import HoldfastError, UsageError
@@ -25,6 +26,7 @@ def main() -> int:
     options = _parser().parse_args()
     logging.basicConfig(format="holdfast coordinator: %(message)s", level=options.log_level.upper())
     journal = Journal(options.journal, component="coordinator") if options.journal else None
+    orphans = OrphanWatch(options.lease, options.orphan_s) if options.lease else None
     try:
         serve(
             _settings(options),
@@ -39,6 +41,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 78 if isinstance(error, UsageError) else 1
     finally:
+        if orphans is not None:
+            orphans.close()
         if journal is not None:
             journal.close()
     return 0
@@ -51,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--discovery", help="a file that says where the coordinator is")
     parser.add_argument("--journal", help="the journal of the run")
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    parser.add_argument("--lease", help="a file that this coordinator's agent holds locked")
+    parser.add_argument("--orphan-s", type=float, default=30.0, help="how long to stay without an agent")
     token = parser.add_mutually_exclusive_group()
     token.add_argument("--token-file", help="a file with the run's token")
     token.add_argument("--token-fd", type=int, help="an inherited descriptor to read the token from")

@@ -203,6 +203,208 @@ class StopAgreed(_Event, frozen=True):
     reason: str
 
 
+class RunStarted(_Event, frozen=True):
+    """A run began, or goes on after a launch that ended: so many replicas of so many workers."""
+
+    replicas: int
+    workers_per_replica: int
+    nodes: int
+
+
+class WorkerLost(_Event, frozen=True):
+    """A worker that held a seat ended before its work was done. `code` is an exit code, or minus a signal."""
+
+    worker: int
+    replica: int
+    index: int
+    node: int
+    cause: str
+    code: int
+    step: int
+    phase: str
+    reason: str = ""
+
+
+class WorkerReplaced(_Event, frozen=True):
+    """A seat was given to another process; `remedy` says where that came from."""
+
+    worker: int
+    replica: int
+    index: int
+    node: int
+    attempt: int
+    remedy: str
+
+
+class RunShrunk(_Event, frozen=True):
+    """The run goes on with fewer replicas."""
+
+    replicas: int
+    wanted: int
+    reason: str
+
+
+class RunGrown(_Event, frozen=True):
+    """There are more replicas again."""
+
+    replicas: int
+    wanted: int
+    reason: str
+
+
+class NodeLeaving(_Event, frozen=True):
+    """A node goes away in `notice_s` seconds; its workers leave the run first."""
+
+    node: int
+    notice_s: float
+    reason: str
+
+
+class AgentLost(_Event, frozen=True):
+    """The agent of a node is gone, and all its workers with it."""
+
+    node: int
+    reason: str
+
+
+class NodeBlamed(_Event, frozen=True):
+    """So many workers failed on one node that it is used only where there is no other."""
+
+    node: int
+    blames: int
+    reason: str
+
+
+class StepPoisoned(_Event, frozen=True):
+    """Workers fail at this step again and again."""
+
+    step: int
+    failures: int
+    reason: str
+
+
+class BudgetSpent(_Event, frozen=True):
+    """`culprit` failed more often for one cause than is allowed without progress."""
+
+    cause: str
+    failures: int
+    window_s: float
+    culprit: str
+
+
+class RunEnded(_Event, frozen=True):
+    """The run is over, with this exit code."""
+
+    code: int
+    reason: str
+
+
+class WorkerSpawned(_Event, frozen=True):
+    """An agent started a process: a worker, or one that parks itself."""
+
+    node: int
+    worker: int
+    pid: int
+
+
+class WorkerExited(_Event, frozen=True):
+    """An agent saw a process of its node end; `reason` says how."""
+
+    node: int
+    worker: int
+    pid: int
+    cause: str
+    code: int
+    step: int
+    phase: str
+    reason: str
+
+
+class WorkerHung(_Event, frozen=True):
+    """A worker makes no progress, for `seconds` when it was noticed; it will be killed."""
+
+    node: int
+    worker: int
+    pid: int
+    slot: int
+    cause: str
+    phase: str
+    step: int
+    seconds: float
+    reason: str
+
+
+class StacksDumped(_Event, frozen=True):
+    """Where a hung worker was is written down in `path`."""
+
+    node: int
+    worker: int
+    path: str
+
+
+class PartStarted(_Event, frozen=True):
+    """An agent started a coordinator, vault or other part of its node, or adopted one that was there."""
+
+    node: int
+    part: str
+    pid: int
+    adopted: bool = False
+
+
+class PartRestarted(_Event, frozen=True):
+    """A part of a node died, for `reason`, and was started again."""
+
+    node: int
+    part: str
+    pid: int
+    reason: str
+
+
+class StepDone(_Event, frozen=True):
+    """A step is over, `seconds` after the one before it, with so many replicas and lanes."""
+
+    step: int
+    seconds: float
+    replicas: int
+    lanes: int
+
+
+class LaneDigests(_Event, frozen=True):
+    """What the worker in `slot` added for each of its lanes, as digests."""
+
+    step: int
+    slot: int
+    lanes: tuple[int, ...]
+    digests: tuple[str, ...]
+
+
+class StateReceived(_Event, frozen=True):
+    """A newcomer got the state of `step` from the worker in slot `source`."""
+
+    step: int
+    bytes: int
+    seconds: float
+    source: int
+
+
+class RunRestored(_Event, frozen=True):
+    """A run goes on from `step`; `source` is where its state came from: vault, disk or init."""
+
+    step: int
+    source: str
+    seconds: float = 0.0
+
+
+class Regrouped(_Event, frozen=True):
+    """A worker goes on at `step` with other members, `seconds` after it had to stop for that."""
+
+    generation: int
+    step: int
+    members: tuple[int, ...]
+    lost: tuple[int, ...]
+    seconds: float
+
+
 class Dropped(_Event, frozen=True):
     """The journal of this process lost `count` events, for want of room or disk."""
 
@@ -236,6 +438,28 @@ Event = (
     | TroubleReported
     | StopAsked
     | StopAgreed
+    | RunStarted
+    | WorkerLost
+    | WorkerReplaced
+    | RunShrunk
+    | RunGrown
+    | NodeLeaving
+    | AgentLost
+    | NodeBlamed
+    | StepPoisoned
+    | BudgetSpent
+    | RunEnded
+    | WorkerSpawned
+    | WorkerExited
+    | WorkerHung
+    | StacksDumped
+    | PartStarted
+    | PartRestarted
+    | StepDone
+    | LaneDigests
+    | StateReceived
+    | RunRestored
+    | Regrouped
     | Dropped
 )
 

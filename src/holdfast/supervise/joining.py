@@ -1,0 +1,197 @@
+"""`holdfast.join()`: how a training program becomes a worker of a run, or a run of one."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.coord import CoordClient
+from holdfast.errors import DeadlineError, UsageError
+from holdfast.journal import Journal
+from holdfast.reduce import Reducer
+from holdfast.supervise import hooks
+from holdfast.supervise.donors import Donor
+from holdfast.supervise.inheritance import Inheritance, inheritance
+from holdfast.supervise.members import Members, Place
+from holdfast.supervise.messages import Order, Seat, Take, Waiting
+from holdfast.supervise.run import RETRY, Parts, Run, RunInfo, run_folder
+from holdfast.supervise.saving import RunSaver
+from holdfast.supervise.solo import NoBoard, Notes, Solo
+from holdfast.supervise.stream import Stream
+from holdfast.wire import ConnectionLost
+
+JOURNAL: Final = "journal.jsonl"
+_LANES: Final = 8
+_CONNECT_S: Final = 60.0
+_PARKED_S: Final = 86400.0
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def join(
+    *,
+    rehearse: Callable[[], Any] | None = None,
+    name: str | None = None,
+    samples_per_step: int | None = None,
+    world: str = "auto",
+    lanes: int | None = None,
+) -> Run:
+    """This process's part in a run: under `holdfast launch` as one of its workers, alone as a run of one.
+
+        with holdfast.join() as run:
+            state = run.restore(init)
+            for step in run.steps(until=10_000):
+                for lane in step.lanes:
+                    step.add(lane, lane_grads(state, batch(step.index, lane)))
+                state = apply(state, step.total())
+                step.done(state)
+
+    Args:
+        rehearse: called first, to compile what a step needs; a parked process does that before it is needed.
+        name: of a run of one, whose folder is then runs/<name>; under launch it is given.
+        samples_per_step: so that progress is counted in samples (`step.samples`).
+        world: "auto" starts a JAX world for the workers of a replica if the program uses JAX and there are
+            several of them; "jax" and "none" say so.
+        lanes: how many lanes a step has, in a run of one; under launch it is given.
+
+    Blocks: under launch, until this process is given a seat; a parked process may wait for days.
+    Fails: UsageError; UnreachableError where there is no coordinator.
+    """
+    if world not in ("auto", "jax", "none"):
+        raise UsageError(f"world={world!r} is unknown", hint="use 'auto', 'jax' or 'none'")
+    given = inheritance()
+    if given is None:
+        if rehearse is not None:
+            rehearse()
+        return _alone(name or "run", samples_per_step, _LANES if lanes is None else lanes)
+    board, orders = given.board, given.orders
+    _watch_compiles(board)
+    if rehearse is not None:
+        before = board.phase("compile")
+        rehearse()
+        board.phase(before)
+    orders.send(Waiting())
+    board.phase("parked")
+    take = _seat(orders)
+    board.phase("init")
+    place = Place(take.seat, take.replicas, take.workers_per_replica)
+    return _member(given, place, samples_per_step, world, lanes)
+
+
+def _seat(orders: Stream[Order]) -> Take:
+    """The seat that this process is given."""
+    while True:
+        try:
+            order = orders.receive(_PARKED_S)
+        except DeadlineError:
+            continue  # parked for as long as the agent lives
+        except ConnectionLost:
+            raise SystemExit(RETRY) from None  # the agent is gone, and this process with it
+        if isinstance(order, Take):
+            return order
+        raise SystemExit(0)  # told to go, and nobody knows of this process yet
+
+
+def _watch_compiles(board: Notes) -> None:
+    """Let a compile be a phase of its own, whenever one happens."""
+    before: list[str] = []
+
+    def leave() -> None:
+        if before:
+            board.phase(before.pop())
+
+    hooks.watch_compiles(lambda: before.append(board.phase("compile")), leave)
+
+
+def _alone(name: str, samples_per_step: int | None, lanes: int) -> Run:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name of a run", hint="letters, digits and . _ - are fine")
+    if lanes < 1:
+        raise UsageError(f"lanes={lanes}", hint="at least one")
+    folder = run_folder(name)
+    place = Place(Seat(0, 0, 0), 1, 1)
+    events = Journal(folder / JOURNAL, component="worker 0")
+    parts = Parts(
+        board=NoBoard(),
+        events=events,
+        solo=Solo(Reducer(run=name, num_lanes=lanes), lanes),
+        saver=RunSaver(folder / "ckpt", run=name, events=events),
+    )
+    return Run(RunInfo(name=name, folder=folder, place=place, samples_per_step=samples_per_step), parts)
+
+
+def _member(
+    given: Inheritance,
+    place: Place,
+    samples_per_step: int | None,
+    world: str,
+    lanes: int | None,
+) -> Run:
+    folder = Path(given.folder)
+    label = f"slot {place.slot}"
+    events = Journal(folder / JOURNAL, component=f"worker {place.slot}")
+    client = _Connecting(given, label)
+
+    def reducer(num_lanes: int) -> Reducer:
+        if lanes is not None and lanes != num_lanes:
+            raise UsageError(
+                f"lanes={lanes}, but this run has {num_lanes}", hint=f"holdfast launch --lanes {lanes} ..."
+            )
+        return Reducer(run=given.run, token=given.token, num_lanes=num_lanes, name=label)
+
+    donor = Donor(run=given.run, token=given.token, name=label)
+    members = Members(
+        place,
+        reducer,
+        connect=client,
+        transfer=donor.address,
+        board=given.board,
+        events=events,
+    )
+    info = RunInfo(
+        name=given.run, folder=folder, node=given.node, place=place, samples_per_step=samples_per_step
+    )
+    leave = None
+    if place.workers > 1 and (world == "jax" or (world == "auto" and "jax" in sys.modules)):
+        about = hooks.RunInfo(given.run, folder, given.node)
+        leave = hooks.start_world(members.client, place.seat, place.workers, about)
+    parts = Parts(
+        board=given.board,
+        events=events,
+        saver=RunSaver(
+            folder / "ckpt",
+            run=given.run,
+            rank=place.seat.index,
+            world=place.workers,
+            writer=given.vault or "vault",
+            coordinator=given.coordinator,
+            token=given.token,
+            events=events,
+        ),
+        members=members,
+        donor=donor,
+        orders=given.orders,
+        leave_world=leave,
+    )
+    return Run(info, parts)
+
+
+class _Connecting:
+    """Makes the session with the coordinator, once somebody listens to what it tells."""
+
+    def __init__(self, given: Inheritance, name: str) -> None:
+        self._given = given
+        self._name = name
+
+    def __call__(self, heard: Callable[[Any], None]) -> CoordClient:
+        return CoordClient(
+            self._given.coordinator,
+            run=self._given.run,
+            token=self._given.token,
+            name=f"{self._name} pid {os.getpid()}",
+            connect_timeout_s=_CONNECT_S,
+            on_push=heard,
+        )

@@ -1,0 +1,107 @@
+"""Where a worker hangs, written down before it is ended.
+
+A worker that runs answers SIGUSR2 with the stacks of all its threads (faulthandler: also while its
+interpreter is locked), appended to a file. A stopped one answers nothing: there the system says where each
+thread sleeps, and py-spy, where it is installed, reads the stacks out of its memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Final, final
+
+from holdfast.supervise.processes import Process
+
+SIGNAL: Final = signal.SIGUSR2
+_MAX_THREADS: Final = 64
+_STATUS: Final = ("Name", "State", "VmRSS", "Threads", "SigBlk", "SigCgt")
+
+
+def stacks_path(folder: str, pid: int) -> str:
+    """The file that process `pid` of the run in `folder` writes its stacks to."""
+    return str(Path(folder) / "crash" / f"{pid}.stacks")
+
+
+@final
+class Dump:
+    """Stacks that are being written to `path`. Ask `done` now and then; never blocks.
+
+    `stopped`: the process answers no signals. `limit_s` is how long it may take.
+    """
+
+    def __init__(self, process: Process, path: str, title: str, *, stopped: bool, now: float) -> None:
+        self.path = path
+        self._ends = now + (2.0 if stopped else 1.0)
+        self._spy: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "a", encoding="utf-8", errors="replace") as file:
+                file.write(f"{title}\n{proc_facts(process.pid)}\n")
+        self._size = self._first = _size(path)
+        if stopped:
+            self._spy = _spy(process.pid, path)
+        else:
+            process.signal(SIGNAL)
+        self._stopped = stopped
+
+    def done(self, now: float) -> bool:
+        """Whether all is written that will be."""
+        if self._stopped:
+            over = self._spy is None or self._spy.poll() is not None
+        else:
+            # It came, and has not grown since the last look.
+            size, self._size = self._size, _size(self.path)
+            over = self._first < size == self._size
+        return over or now >= self._ends
+
+    def close(self) -> None:
+        """End whatever still reads."""
+        if self._spy is not None and self._spy.poll() is None:
+            self._spy.kill()
+            self._spy.wait(5.0)
+
+
+def proc_facts(pid: int) -> str:
+    """What the system says about the process and where its threads sleep."""
+    root = Path("/proc") / str(pid)
+    lines = [line for line in _read(root / "status").splitlines() if line.partition(":")[0] in _STATUS]
+    with contextlib.suppress(OSError):
+        for task in sorted((root / "task").iterdir(), key=lambda path: int(path.name))[:_MAX_THREADS]:
+            state = _read(task / "stat").rpartition(")")[2].split()[:1]
+            where = _read(task / "wchan").strip() or "?"
+            lines.append(f"thread {task.name} {_read(task / 'comm').strip()}: {''.join(state)} in {where}")
+            lines += [f"    {line}" for line in _read(task / "stack").splitlines()[:12]]
+    return "\n".join(lines)
+
+
+def _spy(pid: int, path: str) -> subprocess.Popen[bytes] | None:
+    program = shutil.which("py-spy")
+    if program is None:
+        return None
+    with contextlib.suppress(OSError), open(path, "ab") as file:
+        return subprocess.Popen(
+            [program, "dump", "--nonblocking", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

@@ -1,0 +1,146 @@
+"""Which worker hangs: from what its board says and what the system says about it. Pure.
+
+    no progress         within the deadline of its phase, while it waits in no named call      hung
+    stopped             (SIGSTOP) for `stopped_s`, in any phase                                stopped
+    uses no CPU         for `stall_s`, while it waits in no named call                         stalled
+
+A worker that waits in a named Holdfast call waits for others: it is not the culprit, whoever it waits for is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, final
+
+from holdfast.errors import UsageError
+from holdfast.supervise.board import PHASES, Reading
+from holdfast.supervise.messages import HUNG, STALLED, STOPPED
+
+_STEP: Final = "step"
+_PARKED: Final = "parked"
+_KNOWN_STEPS: Final = 3
+"""Steps after which the median of a worker's steps says how long one takes."""
+
+
+def _phase_defaults() -> dict[str, float]:
+    return {
+        "start": 300.0,
+        "import": 300.0,
+        "init": 300.0,
+        "compile": 1800.0,
+        "restore": 600.0,
+        "save": 600.0,
+        "eval": 1800.0,
+        "shutdown": 60.0,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """When a worker counts as hung. Seconds.
+
+    `phases` has one deadline for each phase but "step" and "parked"; one that is missing has its default, and
+    a phase that is not known has that of "eval". A step may take `step_s`, or `step_factor` times the median
+    of the last ones; as long as there is no median, `first_step_s`.
+    """
+
+    phases: dict[str, float] = field(default_factory=dict)
+    step_s: float = 10.0
+    step_factor: float = 10.0
+    first_step_s: float = 60.0
+    stopped_s: float = 1.0
+    stall_s: float = 60.0
+    stall_cpu_s: float = 0.1
+    """CPU time that a stalled process may use in `stall_s`: heartbeats go on in threads of their own."""
+
+    def __post_init__(self) -> None:
+        strangers = sorted(set(self.phases) - (set(PHASES) - {_STEP, _PARKED}))
+        if strangers:
+            raise UsageError(
+                f"no deadline can be set for phase {strangers[0]!r}",
+                hint=f"one of: {', '.join(sorted(_phase_defaults()))}; a step has step_s and step_factor",
+            )
+        numbers = (*self.phases.values(), self.step_s, self.step_factor, self.first_step_s)
+        if min((*numbers, self.stopped_s, self.stall_s)) <= 0:
+            raise UsageError(f"a deadline that is not above 0: {self}", hint="give seconds above 0")
+
+    def of(self, reading: Reading) -> float | None:
+        """How long this worker may go without a sign of progress; None: for ever."""
+        if reading.phase == _PARKED:
+            return None
+        if reading.phase != _STEP:
+            defaults = _phase_defaults()
+            return self.phases.get(reading.phase) or defaults.get(reading.phase) or defaults["eval"]
+        if reading.num_steps < _KNOWN_STEPS:
+            return max(self.step_s, self.first_step_s)
+        return max(self.step_s, self.step_factor * reading.median_step_s)
+
+
+class Facts(NamedTuple):
+    """What the system says about a process: its state (one letter of /proc), CPU time of all its threads."""
+
+    state: str
+    cpu_s: float
+
+
+class Verdict(NamedTuple):
+    """A worker hangs: the cause of `holdfast.supervise.messages`, since when, and the words for people."""
+
+    cause: str
+    since: float
+    detail: str
+
+
+@final
+class Watch:
+    """Watches one worker. Give it what was read, as often as you like: it needs a few looks a second."""
+
+    def __init__(self, deadlines: Deadlines, *, now: float) -> None:
+        self._deadlines = deadlines
+        self._stopped_since: float | None = None
+        self._busy_at = now
+        self._busy_cpu_s = 0.0
+
+    def look(self, reading: Reading, facts: Facts, now: float) -> Verdict | None:
+        """Whether the worker hangs."""
+        return self._stopped(facts, now) or self._hung(reading, now) or self._stalled(reading, facts, now)
+
+    def _stopped(self, facts: Facts, now: float) -> Verdict | None:
+        if facts.state != "T":
+            self._stopped_since = None
+            return None
+        if self._stopped_since is None:
+            self._stopped_since = now
+        since = self._stopped_since
+        if now - since < self._deadlines.stopped_s:
+            return None
+        return Verdict(STOPPED, since, f"the process is stopped (SIGSTOP) for {now - since:.1f} s")
+
+    def _hung(self, reading: Reading, now: float) -> Verdict | None:
+        limit = self._deadlines.of(reading)
+        since = max(reading.phase_since, reading.progressed_at if reading.phase == _STEP else 0.0)
+        if reading.waiting:
+            # A wait that once gave signs of life and gives none any more: its process is locked up.
+            if reading.pulsed_at <= reading.waiting_since:
+                return None
+            since = max(since, reading.pulsed_at)
+        elif reading.phase == _STEP:
+            since = max(since, reading.waiting_since)
+        if limit is None or now - since < limit:
+            return None
+        what = f"the wait in {reading.waiting}" if reading.waiting else f"phase {reading.phase!r}"
+        return Verdict(
+            HUNG, since, f"no progress in {what} for {now - since:.1f} s ({limit:g} s are allowed)"
+        )
+
+    def _stalled(self, reading: Reading, facts: Facts, now: float) -> Verdict | None:
+        deadlines = self._deadlines
+        used = facts.cpu_s - self._busy_cpu_s
+        if reading.waiting or reading.phase == _PARKED or not 0 <= used < deadlines.stall_cpu_s:
+            self._busy_at, self._busy_cpu_s = now, facts.cpu_s
+            return None
+        idle = now - self._busy_at
+        if idle < deadlines.stall_s:
+            return None
+        detail = f"used {used:.2f} s of CPU in {idle:.1f} s of phase {reading.phase!r}, waiting for nobody"
+        return Verdict(STALLED, self._busy_at, detail)

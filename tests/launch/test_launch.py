@@ -1,0 +1,247 @@
+"""A launched run ends with success and the same bits, whatever is done to its processes meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.journal import WorkerExited
+from holdfast.supervise.status import RunStatus
+from tests.launch.launch_process import TIMEOUT_S, LaunchProcess, active, alone
+
+pytestmark = pytest.mark.process
+
+UNTIL = 60
+full = pytest.mark.full
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The last state of the run of one."""
+    return alone(tmp_path_factory.mktemp("alone"), UNTIL)
+
+
+def holdfast(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast.cli", *arguments],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=full)])
+def test_an_undisturbed_run_ends_well_and_leaves_nothing(
+    nodes: int, tmp_path: Path, undisturbed: str
+) -> None:
+    with LaunchProcess(tmp_path, "--replicas", "2", "--nodes", str(nodes), "--parked", "1") as launch:
+        assert launch.ended() == 0
+        assert launch.finals() == {undisturbed}
+        assert launch.living() == []
+        left = {path.name for path in launch.folder.iterdir()}
+        assert left <= {"ckpt", "coord", "crash", "cache", "journal.jsonl", "logs", "status.json"}
+        shown = holdfast(tmp_path, "status", "demo", "--json")
+        assert shown.returncode == 0
+        status = json.loads(shown.stdout)
+        assert (status["state"], status["code"], status["live"]) == ("ended", 0, False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, pytest.param(signal.SIGSEGV, marks=full)])
+def test_a_worker_is_lost(number: int, tmp_path: Path, undisturbed: str) -> None:
+    with LaunchProcess(tmp_path, "--replicas", "2", "--parked", "1", lane_s=0.02) as launch:
+        before = launch.training(2, 5)
+        victim = active(before)[1]
+        os.kill(victim.pid, number)
+        replaced = launch.status(lambda one: new_worker(one, victim.replica, victim.worker))
+        assert replaced.step > before.step - 2
+        assert launch.ended() == 0
+        assert launch.finals() == {undisturbed}
+        ends = [one for one in launch.events() if isinstance(one, WorkerExited)]
+        assert [one.worker for one in ends if one.cause in ("crashed", "stopped")] == [victim.worker]
+        assert launch.living() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("gil", "hung"),
+        pytest.param("spin", "hung", marks=full),
+        ("raise", "crashed"),
+        pytest.param("exit", "crashed", marks=full),
+    ],
+)
+def test_a_worker_goes_wrong_by_itself(fault: str, cause: str, tmp_path: Path, undisturbed: str) -> None:
+    with LaunchProcess(tmp_path, "--replicas", "2", "--step-s", "2", lane_s=0.005, fault=fault) as launch:
+        assert launch.ended() == 0
+        assert launch.finals() == {undisturbed}
+        ends = [one for one in launch.events() if isinstance(one, WorkerExited)]
+        # Whoever waits for the culprit is not blamed.
+        failed = [(one.cause, one.step) for one in ends if one.cause not in ("done", "killed")]
+        assert failed == [(cause, 6)]
+        if cause == "hung":
+            (path,) = [one for one in (launch.folder / "crash").glob("*.stacks") if one.stat().st_size]
+            assert {"gil": "lock_interpreter", "spin": "spin"}[fault] in path.read_text()
+        assert launch.living() == []
+
+
+@pytest.mark.full
+def test_all_workers_of_a_replica_are_replaced_together(tmp_path: Path, undisturbed: str) -> None:
+    options = ("--replicas", "2", "--workers-per-replica", "2", "--parked", "2")
+    with LaunchProcess(tmp_path, *options, lane_s=0.04) as launch:
+        before = launch.training(4, 5)
+        victims = [seat for seat in active(before) if seat.replica == 1]
+        os.kill(victims[0].pid, signal.SIGKILL)
+        old = {seat.worker for seat in victims}
+        launch.status(
+            lambda one: sum(seat.replica == 1 and seat.worker not in old for seat in active(one)) == 2
+        )
+        assert launch.ended() == 0
+        assert launch.finals() == {undisturbed}
+        ends = [one for one in launch.events() if isinstance(one, WorkerExited)]
+        assert {one.worker: one.cause for one in ends if one.worker in old} == {
+            victims[0].worker: "crashed",
+            victims[1].worker: "killed",
+        }
+        assert launch.living() == []
+
+
+def new_worker(status: RunStatus, replica: int, old: int) -> bool:
+    return any(seat.replica == replica and seat.worker != old for seat in active(status))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=full)])
+def test_the_agent_is_lost(number: int, tmp_path: Path, undisturbed: str) -> None:
+    with LaunchProcess(tmp_path, "--replicas", "2", lane_s=0.02) as launch:
+        launch.training(2, 12)
+        parts = launch.pids("coordinator") + launch.pids("vault")
+        (agent,) = launch.agents()
+        os.kill(agent, number)
+        launch.status(lambda one: bool(one.failures))
+        launch.training(2, 15)
+        assert launch.pids("coordinator") + launch.pids("vault") == parts
+        assert launch.ended() == 0
+        assert launch.finals() == {undisturbed}
+        assert launch.living() == []
+
+
+@pytest.mark.full
+def test_a_node_goes_away_with_notice_and_its_seat_moves(tmp_path: Path, undisturbed: str) -> None:
+    with LaunchProcess(tmp_path, "--replicas", "2", "--nodes", "2", lane_s=0.03) as launch:
+        before = launch.training(2, 5)
+        assert {seat.node for seat in active(before)} == {0, 1}
+        os.kill(launch.agent(1), signal.SIGTERM)
+        launch.status(lambda one: [seat.node for seat in active(one)] == [0, 0])
+        assert launch.ended() == 0
+        assert launch.finals() == {undisturbed}
+        ends = [one for one in launch.events() if isinstance(one, WorkerExited)]
+        assert [one.cause for one in ends if one.node == 1] == ["preempted"]
+        assert launch.living() == []
+
+
+@pytest.mark.full
+def test_a_node_is_lost_with_its_vault(tmp_path: Path, undisturbed: str) -> None:
+    with LaunchProcess(tmp_path, "--replicas", "2", "--nodes", "2", lane_s=0.03) as launch:
+        launch.training(2, 12)
+        for pid in [launch.agent(1), *launch.on_node(1)]:
+            os.kill(pid, signal.SIGKILL)
+        launch.training(2, 15)
+        assert launch.ended() == 0
+        assert launch.finals() == {undisturbed}
+        assert launch.living() == []
+
+
+@pytest.mark.parametrize("part", ["coordinator", pytest.param("vault", marks=full)])
+def test_a_part_is_lost(part: str, tmp_path: Path, undisturbed: str) -> None:
+    with LaunchProcess(tmp_path, "--replicas", "2", lane_s=0.02) as launch:
+        launch.training(2, 5)
+        (pid,) = launch.pids(part)
+        os.kill(pid, signal.SIGKILL)
+        assert launch.ended() == 0
+        assert launch.finals() == {undisturbed}
+        assert launch.living() == []
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path, undisturbed: str) -> None:
+    with LaunchProcess(tmp_path, "--replicas", "2", lane_s=0.02) as launch:
+        launch.training(2, 13)
+        # Two launches of one run would ruin it.
+        again = holdfast(tmp_path, "launch", "--run", "demo", __file__)
+        assert again.returncode == 2
+        assert f"launched already, by process {launch.process.pid}" in again.stderr
+        launch.process.send_signal(signal.SIGINT)
+        code = launch.ended()
+        assert launch.living() == []
+        saved = sorted(
+            int(path.name.removeprefix("step-")) for path in (launch.folder / "ckpt").glob("step-*")
+        )
+        assert saved[-1] >= 13
+    assert code == 75
+    with LaunchProcess(tmp_path, "--replicas", "3") as launch:
+        assert launch.ended() == 0
+        assert launch.finals() == {undisturbed}
+        restored = [one for one in launch.events() if type(one).__name__ == "RunRestored"]
+        assert getattr(restored[-1], "step", 0) == saved[-1]
+
+
+def test_ctrl_c_twice_ends_it_at_once(tmp_path: Path) -> None:
+    # Nobody would come to the end of such a lane.
+    with LaunchProcess(tmp_path, "--replicas", "2", lane_s=600.0) as launch:
+        launch.status(lambda one: len(active(one)) == 2)
+        for _ in range(2):
+            launch.process.send_signal(signal.SIGINT)
+            launch.status(lambda one: one.state == "stopping")
+        assert launch.ended(20.0) != 0
+        assert launch.living() == []
+
+
+def test_a_launch_that_dies_takes_everything_with_it(tmp_path: Path) -> None:
+    with LaunchProcess(tmp_path, "--replicas", "2", "--parked", "1", lane_s=0.02, until=5000) as launch:
+        launch.training(2, 5)
+        agents = launch.agents()
+        launch.process.kill()
+        launch.ended()
+        for pid in [*agents, *launch.living()]:
+            await_end(pid)
+        assert launch.living() == []
+        shown = holdfast(tmp_path, "status")
+        assert shown.returncode == 1
+        assert "not live any more" in shown.stdout
+
+
+def await_end(pid: int) -> None:
+    import select
+
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    assert select.select([fd], [], [], TIMEOUT_S)[0], f"process {pid} still runs"
+    os.close(fd)
+
+
+def test_a_script_that_always_fails_uses_up_what_is_allowed(tmp_path: Path) -> None:
+    script = tmp_path / "bad.py"
+    script.write_text("raise SystemExit(78)\n")
+    with LaunchProcess(tmp_path, script=script) as launch:
+        assert launch.ended() == 78
+        assert launch.living() == []
+
+
+def test_resize_while_it_runs(tmp_path: Path, undisturbed: str) -> None:
+    with LaunchProcess(tmp_path, "--replicas", "1", "--max-replicas", "3", lane_s=0.04) as launch:
+        launch.training(1, 3)
+        assert holdfast(tmp_path, "resize", "demo", "3").returncode == 0
+        launch.training(3, 5)
+        assert holdfast(tmp_path, "resize", "demo", "2").returncode == 0
+        launch.status(lambda one: one.replicas == 2 and len(active(one)) == 2)
+        assert launch.ended() == 0
+        assert launch.finals() == {undisturbed}
+        assert launch.living() == []

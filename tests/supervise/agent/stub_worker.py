@@ -1,0 +1,115 @@
+"""A worker without training: it speaks a worker's side of the control socket and then does what it was told.
+
+stub_worker.py MODE
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from holdfast.coord import CoordClient
+from holdfast.supervise.board import Board
+from holdfast.supervise.messages import Active, Drained, Leave, Order, StopRun, Take, Waiting
+from holdfast.supervise.stacks import SIGNAL, stacks_path
+from holdfast.supervise.stream import Stream, inherited, orders_of
+
+
+def steps(board: Board, stream: Stream[Order]) -> int:
+    """Train until told otherwise."""
+    step = 0
+    while True:
+        step += 1
+        board.progress(step)
+        time.sleep(0.01)
+        for order in stream.take():
+            if isinstance(order, Leave):
+                stream.send(Drained())
+                return 0
+            if isinstance(order, StopRun):
+                print(f"saved and stopped: {order.reason}", flush=True)
+                return 0
+
+
+def lock_interpreter() -> None:
+    """Sleep in C with the interpreter's lock held: no Python code runs in this process any more."""
+    library = ctypes.PyDLL(None)
+    while True:
+        # Signals wake it up.
+        library.sleep(600)
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def doze() -> None:
+    threading.Event().wait(600)
+
+
+def use_up_memory() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail() -> None:
+    print("now it fails", flush=True)
+    raise RuntimeError("the loss is not a number")
+
+
+ACTS: dict[str, Callable[[], object]] = {
+    "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "kill": use_up_memory,
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "exit75": lambda: sys.exit(75),
+    "raise": fail,
+    "done": lambda: sys.exit(0),
+    "gil": lock_interpreter,
+    "spin": spin,
+    "doze": doze,
+}
+
+
+def main() -> int:
+    mode = sys.argv[1]
+    folder = os.environ["HOLDFAST_FOLDER"]
+    with os.fdopen(int(os.environ["HOLDFAST_TOKEN_FD"]), "rb") as file:
+        token = file.read()
+    path = stacks_path(folder, os.getpid())
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    faulthandler.register(SIGNAL, file=open(path, "a"), all_threads=True)  # noqa: SIM115
+    board = Board.open(int(os.environ["HOLDFAST_BOARD_FD"]))
+    stream = orders_of(inherited(int(os.environ["HOLDFAST_CONTROL_FD"])))
+    if mode == "early":
+        fail()
+    board.phase("parked")
+    stream.send(Waiting())
+    take = stream.receive(600.0)
+    assert isinstance(take, Take)
+    slot = take.seat.replica * take.workers_per_replica + take.seat.index
+    print(f"slot {slot} of {take.replicas}, NPROC {os.environ['NPROC']}, nice {os.nice(0)}", flush=True)
+    if mode == "offspring":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print(f"offspring {child.pid}", flush=True)
+    client = CoordClient(os.environ["HOLDFAST_COORD"], run=os.environ["HOLDFAST_RUN"], token=token)
+    joined = client.join(slot=slot, timeout_s=60.0)
+    board.phase("step")
+    for step in range(4):
+        board.progress(step)
+    stream.send(Active(client.incarnation, joined.slot, joined.generation))
+    if mode in ACTS:
+        ACTS[mode]()
+    code = steps(board, stream)
+    client.leave("stopped")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""How often to save."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import UsageError
+from holdfast.supervise.saving import FIRST_GUESS_S, SHORTEST_S, best_interval_s
+
+
+def test_young_and_daly() -> None:
+    # One second per save, an hour between failures: sqrt(2 * 1 * 3600) is 84.9 s; Daly's terms make it 84.2.
+    assert best_interval_s(1.0, 0.0, 0) == pytest.approx(math.sqrt(2 * 3600.0) - 1 + 0.33, abs=0.1)
+
+
+def test_what_costs_nothing_is_still_not_done_all_the_time() -> None:
+    assert best_interval_s(0.0, 0.0, 0) == SHORTEST_S
+
+
+def test_failures_that_were_seen_count() -> None:
+    assert (
+        best_interval_s(1.0, 3600.0, 20) < best_interval_s(1.0, 3600.0, 1) < best_interval_s(1.0, 36000.0, 1)
+    )
+
+
+def test_a_save_that_takes_longer_than_the_time_between_failures() -> None:
+    assert best_interval_s(3 * FIRST_GUESS_S, 0.0, 0) == FIRST_GUESS_S
+
+
+@given(st.floats(0, 1e4), st.floats(0, 1e7), st.integers(0, 1000))
+def test_it_is_always_a_time(cost_s: float, elapsed_s: float, failures: int) -> None:
+    assert 0 < best_interval_s(cost_s, elapsed_s, failures) < 1e9
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(UsageError, match="make no sense"):
+        best_interval_s(-1.0, 0.0, 0)
