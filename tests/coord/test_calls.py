@@ -79,7 +79,8 @@ def test_the_first_join_goes_along_with_the_hello_and_is_not_said_twice() -> Non
     core.connected(0.0)
     hello, call = core.take()
     assert isinstance(hello, m.Hello)
-    assert isinstance(call, m.Call) and call.seq == join.seq
+    assert isinstance(call, m.Call)
+    assert call.seq == join.seq
     core.received(m.Answer(0, m.Welcome(7, 1, "s", 0, True, HEARTBEAT_S, 1 << 20)), 0.1)
     assert [call.seq for call in taken(core)] == [later.seq]
     assert core.wake_at == 0.1 + HEARTBEAT_S
@@ -91,7 +92,8 @@ def test_a_first_join_whose_welcome_never_came_is_said_again_under_its_number() 
     for now in (0.0, 4.0):
         core.connected(now)
         _, call = core.take()
-        assert isinstance(call, m.Call) and isinstance(call.op, m.Join)
+        assert isinstance(call, m.Call)
+        assert isinstance(call.op, m.Join)
         assert (call.seq, call.op.timeout_s) == (join.seq, 10.0 - now)
         core.disconnected(now + 1.0)
 
