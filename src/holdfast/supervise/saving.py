@@ -171,6 +171,9 @@ class RunSaver:
             if held is not None and step in (None, held.step):
                 self.last = held.step
                 return Loaded(held.step, held.tree, "vault")
+            # What the vaults are still writing and do not offer lacks the part of a worker that died: it will
+            # never be whole.
+            wait_s = 0.0
         missing = object()
         found = checkpointer.load(into=template, step=step, init=lambda: missing, wait_s=wait_s)
         if found is missing:
