@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import holdfast
 from bench.recovery import model
 from holdfast.jax import abstract_mesh
+from holdfast.xla import compiled
 
 WORKERS = 2
 
@@ -45,9 +46,11 @@ def main() -> None:
         everywhere, rowwise = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
         state = run.restore(jax.jit(model.init, out_shardings=everywhere))
         share = model.ROWS // WORKERS
+        tokens = jax.make_array_from_process_local_data(rowwise, model.rows(0, run.index * share, share))
+        step_of = compiled(train, state, tokens, folder=run.folder / "bundles", key=run.key, name="train")
         for step in run.steps(until=int(sys.argv[1]), save_every=int(sys.argv[2])):
             local = model.rows(step.index, run.index * share, share)
-            state = train(state, jax.make_array_from_process_local_data(rowwise, local))
+            state = step_of(state, jax.make_array_from_process_local_data(rowwise, local))
             jax.block_until_ready(state)
             step.done(state, {})
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
+import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -120,7 +122,30 @@ def _alone(name: str, samples_per_step: int | None, lanes: int) -> Run:
         solo=Solo(Reducer(run=name, num_lanes=lanes), lanes),
         saver=RunSaver(folder / "ckpt", run=name, events=events),
     )
-    return Run(RunInfo(name=name, folder=folder, place=place, samples_per_step=samples_per_step), parts)
+    info = RunInfo(
+        name=name,
+        folder=folder,
+        place=place,
+        samples_per_step=samples_per_step,
+        key=_key(_own_token(folder / "token")),
+    )
+    return Run(info, parts)
+
+
+def _own_token(path: Path) -> bytes:
+    """The secret of a run of one, made at its first start."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return path.read_bytes()
+    with os.fdopen(fd, "wb") as file:
+        file.write(token := secrets.token_hex(32).encode())
+    return token
+
+
+def _key(token: bytes | None) -> bytes:
+    """What user code gets instead of the token, which opens every door of the run."""
+    return hmac.digest(token, b"what workers keep for each other", "sha256") if token else b""
 
 
 def _member(
@@ -152,7 +177,12 @@ def _member(
         events=events,
     )
     info = RunInfo(
-        name=given.run, folder=folder, node=given.node, place=place, samples_per_step=samples_per_step
+        name=given.run,
+        folder=folder,
+        node=given.node,
+        place=place,
+        samples_per_step=samples_per_step,
+        key=_key(given.token),
     )
     leave = None
     if place.workers > 1 and (world == "jax" or (world == "auto" and "jax" in sys.modules)):

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, final
 
 from holdfast import faults, journal
-from holdfast.errors import CoordError, ReduceError, TransferError, UnreachableError, UsageError
+from holdfast.errors import CoordError, KeyExistsError, ReduceError, TransferError, UnreachableError, UsageError
 from holdfast.supervise.arrival import Arrival
 from holdfast.supervise.donors import Donor
 from holdfast.supervise.members import GenerationOver, Held, Members, Place
@@ -30,6 +30,7 @@ log = logging.getLogger("holdfast.run")
 RETRY: Final = 75
 """Exit code: start another process in this one's place."""
 _LEAVING: Final = b"leaving"
+_AGREED: Final = "agreed/"
 _STOP_S: Final = 60.0
 _NOTICE_S: Final = 30.0
 _FINISH_S: Final = 60.0
@@ -45,6 +46,7 @@ class RunInfo:
     node: int = 0
     place: Place
     samples_per_step: int | None = None
+    key: bytes = b""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,13 +74,15 @@ class Run:
     """One worker's part in a run; `holdfast.join()` makes it. Leave its block to end that part.
 
     slot, replica, index: its place; size: workers in all; generation: that of the present members; node and
-    folder: where it runs and where everything of the run lies.
+    folder: where it runs and where everything of the run lies; key: a secret that all workers of the run
+    share, to seal what they keep for each other (`holdfast.xla.compiled`).
     """
 
     def __init__(self, info: RunInfo, parts: Parts) -> None:
         self.name = info.name
         self.folder = info.folder
         self.node = info.node
+        self.key = info.key
         self._info = info
         self._place = info.place
         self._parts = parts
@@ -124,6 +128,26 @@ class Run:
     @property
     def generation(self) -> int:
         return 0 if self._parts.members is None else self._parts.members.client.generation
+
+    def agree(self, name: str, value: str) -> None:
+        """Come with the same value as all other workers of the run, now and after any restart of it.
+
+        For what bits depend on: `run.agree("step", executable.digest)`. The first worker's value stands for
+        as long as the coordinator's state. Fails: UsageError if another value stands.
+        """
+        members = self._parts.members
+        if members is None:
+            return
+        key = f"{_AGREED}{name}"
+        try:
+            members.client.set(key, value.encode(), create=True)
+        except KeyExistsError:
+            stands = (members.client.get(key) or b"").decode()
+            if stands != value:
+                raise UsageError(
+                    f"this worker has {name} = {value!r}, the run goes by {stands!r}",
+                    hint="the bits would differ; give all workers the same program, versions and machine",
+                ) from None
 
     @property
     def _saves(self) -> bool:
