@@ -126,6 +126,8 @@ def agent_config(settings: LaunchSettings, node: int, token: str) -> AgentConfig
         "divisible_by": workers,
         "num_lanes": settings.lanes,
         "session_s": _SESSION_S,
+        # Whoever hangs is found and ended by its agent; all others are busy, and are waited for.
+        "straggler_s": settings.deadlines.longest_s,
         "last_call_s": _FIRST_CALL_S if most == settings.replicas else _SHORT_CALL_S,
     }
     slots = settings.log_slots
@@ -141,6 +143,7 @@ def agent_config(settings: LaunchSettings, node: int, token: str) -> AgentConfig
         journal=str(settings.journal),
         replicas=settings.replicas,
         workers_per_replica=workers,
+        lanes=settings.lanes,
         nodes=settings.nodes,
         nproc=settings.nproc,
         hosts_coordinator=node == 0,

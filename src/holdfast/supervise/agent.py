@@ -143,7 +143,10 @@ class Agent:
             self._tell(m.AgentBeat(self._config.node))
         self._crew.tick(now)
         for part in self._parts:
-            part.tick(now)
+            if part.tick(now):
+                self._console.say(
+                    f"[node {self._config.node}] the {part.name} was stopped (SIGSTOP); it goes on"
+                )
             if part.restart_at is not None and now >= part.restart_at and not self._stopping:
                 self._start(part)
         if self._gone_at is not None and self._ends_at is None:

@@ -169,7 +169,7 @@ class Crew:
         worker.sat_down = True
         config = self._config
         worker.slot = worker.seat.replica * config.workers_per_replica + worker.seat.index
-        worker.stream.send(Take(worker.seat, config.replicas, config.workers_per_replica))
+        worker.stream.send(Take(worker.seat, config.replicas, config.workers_per_replica, config.lanes))
         if worker.nice:
             renice_group(worker.process.pid)
 

@@ -79,7 +79,7 @@ def join(
     board.phase("parked")
     take = _seat(orders)
     board.phase("init")
-    place = Place(take.seat, take.replicas, take.workers_per_replica)
+    place = Place(take.seat, take.replicas, take.workers_per_replica, take.lanes)
     return _member(given, place, samples_per_step, world, lanes)
 
 
@@ -114,7 +114,7 @@ def _alone(name: str, samples_per_step: int | None, lanes: int) -> Run:
     if lanes < 1:
         raise UsageError(f"lanes={lanes}", hint="at least one")
     folder = run_folder(name)
-    place = Place(Seat(0, 0, 0), 1, 1)
+    place = Place(Seat(0, 0, 0), 1, 1, lanes)
     events = Journal(folder / JOURNAL, component="worker 0")
     parts = Parts(
         board=NoBoard(),
@@ -134,6 +134,7 @@ def _alone(name: str, samples_per_step: int | None, lanes: int) -> Run:
 
 def _own_token(path: Path) -> bytes:
     """The secret of a run of one, made at its first start."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -158,20 +159,15 @@ def _member(
     folder = Path(given.folder)
     label = f"slot {place.slot}"
     events = Journal(folder / JOURNAL, component=f"worker {place.slot}")
-    client = _Connecting(given, label)
-
-    def reducer(num_lanes: int) -> Reducer:
-        if lanes is not None and lanes != num_lanes:
-            raise UsageError(
-                f"lanes={lanes}, but this run has {num_lanes}", hint=f"holdfast launch --lanes {lanes} ..."
-            )
-        return Reducer(run=given.run, token=given.token, num_lanes=num_lanes, name=label)
-
+    if lanes not in (None, place.lanes):
+        raise UsageError(
+            f"lanes={lanes}, but this run has {place.lanes}", hint=f"holdfast launch --lanes {lanes} ..."
+        )
     donor = Donor(run=given.run, token=given.token, name=label)
     members = Members(
         place,
-        reducer,
-        connect=client,
+        Reducer(run=given.run, token=given.token, num_lanes=place.lanes, name=label),
+        connect=_Connecting(given, label),
         transfer=donor.address,
         board=given.board,
         events=events,

@@ -38,10 +38,10 @@ from holdfast.supervise.regroup import Decision, Report, decide
 
 log = logging.getLogger("holdfast.supervise")
 
-REGROUP_S: Final = 600.0
-"""How long the others may take to come to a point where they can regroup."""
 EXCHANGE_S: Final = 3600.0
 """Longer than any phase may last: who hangs is found and killed by its agent long before."""
+REGROUP_S: Final = EXCHANGE_S
+"""How long the others may take to come to a point where they can regroup."""
 _FETCH_S: Final = 30.0
 _RECEIVE_S: Final = 60.0
 _STANDBY_S: Final = 0.5
@@ -63,11 +63,12 @@ class GenerationOver(HoldfastError):
 
 
 class Place(NamedTuple):
-    """Where a worker sits, in a run of `replicas` times `workers`."""
+    """Where a worker sits, in a run of `replicas` times `workers` whose steps have so many lanes."""
 
     seat: Seat
     replicas: int
     workers: int
+    lanes: int
 
     @property
     def slot(self) -> int:
@@ -93,7 +94,7 @@ class Members:
     def __init__(
         self,
         place: Place,
-        make_reducer: Callable[[int], Reducer],
+        reducer: Reducer,
         *,
         connect: Callable[[Callable[[Push], None]], CoordClient],
         transfer: str,
@@ -101,13 +102,13 @@ class Members:
         events: journal.Journal,
     ) -> None:
         self.place = place
-        self._make_reducer = make_reducer
-        self._made: Reducer | None = None
+        self.reducer = reducer
+        """What sums the lanes."""
+        self._came_in = False
         self._transfer = transfer
         self._board = board
         self._events = events
-        self.num_lanes = 0
-        """How many lanes a step has; known from the first meeting on."""
+        self.num_lanes = place.lanes
         self._rallied = -1
         self._rallied_at = 0.0
         self._urgent = False
@@ -208,10 +209,7 @@ class Members:
                 # No place yet: whoever had ours is not known to be dead, or the replica is not whole.
                 self._await_call(deadline, _STANDBY_S)
                 return None
-            if self._made is None:
-                members = client.roster(timeout_s=deadline.remaining()).members
-                self.num_lanes = sum(len(one.lanes) for one in members)
-                self._made = self._make_reducer(self.num_lanes)
+            self._came_in = True
             note = _encoder.encode(self._report(held))
             met = client.vote(f"regroup/{joined.generation}", True, note=note, timeout_s=deadline.remaining())
             faults.site("run.gathered")
@@ -266,7 +264,7 @@ class Members:
     def _rendezvous(self, deadline: Deadline) -> None:
         """Come in together: a generation takes whole replicas only, and each try makes all others regroup."""
         place = self.place
-        if place.workers == 1 or self._made is not None:
+        if place.workers == 1 or self._came_in:
             return
         name = f"row/{place.seat.replica}/{place.seat.attempt}"
         self.client.set(f"{name}/{place.seat.index}", b"", owned=True)
@@ -280,12 +278,6 @@ class Members:
             while not self.called and not patience.expired():
                 deadline.check("a place in the run", hint="`holdfast status` shows who has one")
                 self._changed.wait(min(deadline.remaining(), patience.remaining()))
-
-    @property
-    def reducer(self) -> Reducer:
-        """What sums the lanes; there is none before the first meeting."""
-        assert self._made is not None
-        return self._made
 
     # ---- within a generation
 
@@ -377,6 +369,5 @@ class Members:
 
     def close(self) -> None:
         """End the session and all links."""
-        if self._made is not None:
-            self._made.close()
+        self.reducer.close()
         self.client.close()

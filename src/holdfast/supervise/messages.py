@@ -171,7 +171,7 @@ class Drain(Struct, frozen=True, array_like=True, tag=4, gc=False):
 
 
 class Shutdown(Struct, frozen=True, array_like=True, tag=5, gc=False):
-    """End all: workers get SIGTERM and `grace_s` to save and go, then vault and coordinator end."""
+    """End all: workers get StopRun and `grace_s` to save and go, then vault and coordinator end."""
 
     reason: str
     grace_s: float
@@ -211,11 +211,12 @@ Word: TypeAlias = Waiting | Active | Drained | Finished
 
 
 class Take(Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """Take this seat of a run of `replicas` times `workers_per_replica`."""
+    """Take this seat of a run of `replicas` times `workers_per_replica`, whose steps have so many lanes."""
 
     seat: Seat
     replicas: int
     workers_per_replica: int
+    lanes: int
 
 
 class Leave(Struct, frozen=True, array_like=True, tag=2, gc=False):

@@ -112,6 +112,7 @@ class Part:
         self._failures = 0
         self._started_at = 0.0
         self._kill_at: float | None = None
+        self._stopped_since: float | None = None
         self.restart_at: float | None = None
         """When it is to be started again; None: it runs, or shall not run."""
         self.process: Process | None = None
@@ -190,6 +191,7 @@ class Part:
         else:
             self._failures = 0
         self.forget()
+        self._stopped_since = None
         self.restart_at = now + pause_s
         self.reason = f"{exit_} after {lived_s:.1f} s"
         return self.reason
@@ -202,10 +204,30 @@ class Part:
                 self.process.signal(signal.SIGTERM)
             self._kill_at = min(self._kill_at or now + limit_s, now + limit_s)
 
-    def tick(self, now: float) -> None:
-        """Kill it if it was asked to go and has not."""
-        if self.process is not None and self._kill_at is not None and now >= self._kill_at:
+    def tick(self, now: float) -> bool:
+        """Kill it if it was asked to go and has not; continue it if it is stopped, and say so by True."""
+        if self.process is None:
+            return False
+        if self._kill_at is not None and now >= self._kill_at:
             self.process.signal(signal.SIGKILL)
+        return self._continued(self.process, now)
+
+    def _continued(self, process: Process, now: float) -> bool:
+        """The whole run waits for a part that somebody has stopped, and no deadline is short enough for that.
+
+        A worker is killed then, and another computes the same. A part holds what nobody else has.
+        """
+        facts = process.facts()
+        if facts is None or facts.state != "T":
+            self._stopped_since = None
+            return False
+        if self._stopped_since is None:
+            self._stopped_since = now
+        if now - self._stopped_since < self._config.deadlines.stopped_s:
+            return False
+        self._stopped_since = None
+        process.signal(signal.SIGCONT)
+        return True
 
     def forget(self) -> None:
         """Let go of the process, which has ended or shall live on."""

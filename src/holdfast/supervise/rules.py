@@ -72,6 +72,8 @@ class PolicySettings:
     progress_steps: int = 3
     """So many steps beyond what the run had reached are progress: they give budgets back."""
     poison_failures: int = 3
+    stillborn_failures: int = 3
+    """So many failures of one replica, alike, in a run that has never come to a step, are the program's."""
     lemon_blames: int = 4
     lemon_window_s: float = 3600.0
     agent_dead_s: float = 5.0
@@ -100,6 +102,7 @@ class PolicySettings:
                 ("seats_per_node", self.seats_per_node, 0),
                 ("parked", self.parked, 0),
                 ("poison_failures", self.poison_failures, 1),
+                ("stillborn_failures", self.stillborn_failures, 1),
                 ("lemon_blames", self.lemon_blames, 1),
                 ("progress_steps", self.progress_steps, 1),
             )

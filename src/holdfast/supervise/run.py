@@ -13,7 +13,14 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, final
 
 from holdfast import faults, journal
-from holdfast.errors import CoordError, KeyExistsError, ReduceError, TransferError, UnreachableError, UsageError
+from holdfast.errors import (
+    CoordError,
+    KeyExistsError,
+    ReduceError,
+    TransferError,
+    UnreachableError,
+    UsageError,
+)
 from holdfast.supervise.arrival import Arrival
 from holdfast.supervise.donors import Donor
 from holdfast.supervise.members import GenerationOver, Held, Members, Place
@@ -433,7 +440,8 @@ class Run:
     def close(self) -> None:
         """Let everything go. One that has not finished is dead for the others by it."""
         parts = self._parts
-        parts.board.phase("shutdown")
+        if self._ended:  # else it fails, and its agent is to see in which phase
+            parts.board.phase("shutdown")
         if parts.leave_world is not None and self._ended:
             parts.leave_world()
         if parts.donor is not None:

@@ -93,6 +93,7 @@ class StepRound:
         self._agree = agree
         self._expected: int | None = None
         self._counts = True
+        self._summing = False
         self.begun = False
         self.decided = False
         self.mine: list[int] = []
@@ -132,12 +133,13 @@ class StepRound:
         self.mine, self.counted = [], []
         if not self._fetched:
             self._sums.begin(self._index, self._others.lanes_at(self._index))
+            self._summing = True
 
     def _interrupted(self, found: Verdict) -> None:
         if found.step != self._index or self._fetched:
             return  # somebody has the total of this step
-        if self._slot in found.restart:
-            self._begin()
+        if self._slot in found.restart or not self._summing:
+            self._begin()  # whoever had the total when the step began may be lost before it was brought
         else:
             self._sums.reassign(self._others.lanes_at(self._index))
 

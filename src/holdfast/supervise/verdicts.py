@@ -45,6 +45,8 @@ class Verdicts:
         self._seating = seating
         self._poison: dict[int, Poison] = {}
         self._parts: dict[str, Budget] = {}
+        self._part_floors: dict[str, int] = {}
+        """How far the run had come when a part was lost last."""
 
     # ---- ends
 
@@ -121,8 +123,27 @@ class Verdicts:
         delay = budget.spend(roster.now)
         if delay is None:
             self._spent(budget, report.cause, roster.name_of(worker), report.detail)
+        elif self._stillborn(budget, report):
+            used, culprit = budget.used(roster.now), roster.name_of(worker)
+            roster.note(BudgetSpent(report.cause, used, budget.allowance.window_s, culprit))
+            tail = f": {report.detail}" if report.detail else ""
+            roster.stop(
+                SPENT_CODE,
+                f"{used} times {report.cause} in {report.phase} before the run came to its first step; the "
+                f"last was {culprit}{tail}",
+            )
         else:
             replica.due = roster.now + delay
+
+    def _stillborn(self, budget: Budget, report: WorkerEnded) -> bool:
+        """Whether the program itself does not work: nobody ever came to a step, and it ends alike each time.
+
+        Trying on would take minutes, and nothing is lost by giving up: nothing was trained.
+        """
+        roster = self._roster
+        if report.cause in FREE or roster.newest >= 0 or report.step >= 0:
+            return False
+        return budget.run >= roster.settings.stillborn_failures
 
     def _spent(self, budget: Budget, cause: str, culprit: str, detail: str) -> None:
         roster, window_s = self._roster, budget.allowance.window_s
@@ -152,6 +173,7 @@ class Verdicts:
         name = f"the {part} of node {node}"
         roster.failures.append(Failure(roster.now, f"{name} was started again: {reason}"))
         budget = self._parts.setdefault(name, Budget(roster.settings.allowance(PART)))
+        self._part_floors[name] = roster.newest
         if budget.spend(roster.now) is None:
             self._spent(budget, PART, name, reason)
 
@@ -164,16 +186,20 @@ class Verdicts:
         if worker.step >= worker.floor + roster.settings.progress_steps:
             worker.proven = True
             replica = roster.replicas[worker.seat.replica]
-            for budget in (
-                *replica.budgets.values(), *self._parts.values(), roster.nodes[worker.node].budget,
-            ):  # fmt: skip
+            for budget in (*replica.budgets.values(), roster.nodes[worker.node].budget):
                 budget.reset()
 
     def _reach(self, step: int) -> None:
         """The run has come so far: earlier steps are not to blame for anything."""
-        if step > self._roster.newest:
-            self._roster.newest = step
-            self._poison = {at: found for at, found in self._poison.items() if at >= step}
+        if step <= self._roster.newest:
+            return
+        self._roster.newest = step
+        self._poison = {at: found for at, found in self._poison.items() if at >= step}
+        # Workers outlive the parts, so it is the run whose progress pays for those.
+        for name, floor in list(self._part_floors.items()):
+            if step >= floor + self._roster.settings.progress_steps:
+                self._parts[name].reset()
+                del self._part_floors[name]
 
     # ---- blame
 

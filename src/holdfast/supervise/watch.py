@@ -64,6 +64,11 @@ class Deadlines:
         if min((*numbers, self.stopped_s, self.stall_s)) <= 0:
             raise UsageError(f"a deadline that is not above 0: {self}", hint="give seconds above 0")
 
+    @property
+    def longest_s(self) -> float:
+        """So long a worker may be busy with one thing, at most, before it counts as hung."""
+        return max(*{**_phase_defaults(), **self.phases}.values(), self.step_s, self.first_step_s)
+
     def of(self, reading: Reading) -> float | None:
         """How long this worker may go without a sign of progress; None: for ever."""
         if reading.phase == _PARKED:
@@ -124,7 +129,8 @@ class Watch:
             if reading.pulsed_at <= reading.waiting_since:
                 return None
             since = max(since, reading.pulsed_at)
-        elif reading.phase == _STEP:
+        else:
+            # Whoever came out of a wait for others has only now something to do.
             since = max(since, reading.waiting_since)
         if limit is None or now - since < limit:
             return None

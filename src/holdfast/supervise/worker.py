@@ -40,8 +40,7 @@ def main(arguments: list[str]) -> int:
         given.board.phase("import")
     script = arguments[0]
     sys.argv = arguments
-    # As for `python script.py`: what lies beside the script can be imported.
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    _import_from(os.path.dirname(os.path.abspath(script)))
     try:
         runpy.run_path(script, run_name="__main__")
     except Exception as error:
@@ -50,6 +49,14 @@ def main(arguments: list[str]) -> int:
     finally:
         _drop_empty()
     return 0
+
+
+def _import_from(folder: str) -> None:
+    """As for `python script.py`: what lies beside the script can be imported, before anything else."""
+    if sys.flags.safe_path:
+        sys.path.insert(0, folder)
+    else:
+        sys.path[0] = folder  # there it was the working directory, because of `python -m`
 
 
 def exit_code(error: BaseException) -> int:

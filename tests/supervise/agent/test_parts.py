@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from holdfast.supervise.agent_loop import Loop
 from holdfast.supervise.logs import Console, Tail, last_lines, opened, shown
 from holdfast.supervise.messages import CRASHED, OUT_OF_MEMORY, Report, Seat, WorkerEnded
 from holdfast.supervise.parts import Part, recipes
-from holdfast.supervise.processes import Exit, end_marked, marked, oom_kills
+from holdfast.supervise.processes import Exit, Process, end_marked, marked, oom_kills
 from tests.supervise.agent.agent_process import TIMEOUT_S, config_of
 
 
@@ -62,6 +63,26 @@ def test_a_coordinator_comes_back_where_it_was_unless_that_place_is_taken(tmp_pa
     Path(config.discovery).write_text("tcp://127.0.0.1:4711\n")
     assert recipe.argv(0)[-1] == "tcp://127.0.0.1:4711"
     assert recipe.argv(2)[-1] == "tcp://127.0.0.1:0"
+
+
+@pytest.mark.process
+def test_a_part_that_is_stopped_is_continued(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    part = Part(recipes(config)[0], config)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        part.process = Process(child.pid, child=child)
+        try:
+            assert not part.tick(100.0)
+            child.send_signal(signal.SIGSTOP)
+            assert os.WIFSTOPPED(os.waitpid(child.pid, os.WUNTRACED)[1])
+            assert not part.tick(101.0)
+            assert not part.tick(101.9)
+            assert part.tick(102.0)
+            assert os.WIFCONTINUED(os.waitpid(child.pid, os.WCONTINUED)[1])
+            assert not part.tick(104.0)
+        finally:
+            child.kill()
+    part.forget()
 
 
 def test_a_part_that_keeps_ending_is_started_with_pauses(tmp_path: Path) -> None:

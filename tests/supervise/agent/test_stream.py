@@ -28,8 +28,8 @@ def test_messages_arrive_in_order(ends: tuple[socket.socket, socket.socket]) -> 
     worker.send(Waiting())
     worker.send(Active("abc", 3, 1))
     assert agent.take() == [Waiting(), Active("abc", 3, 1)]
-    agent.send(Take(Seat(1, 0, 2), 3, 1))
-    assert worker.receive(5.0) == Take(Seat(1, 0, 2), 3, 1)
+    agent.send(Take(Seat(1, 0, 2), 3, 1, 8))
+    assert worker.receive(5.0) == Take(Seat(1, 0, 2), 3, 1, 8)
     assert agent.take() == []
 
 

@@ -31,6 +31,39 @@ def test_a_budget_that_is_spent_stops_the_run_with_80_and_names_cause_count_and_
     assert play.end.code == 80
 
 
+def test_a_script_that_never_comes_to_a_step_ends_the_run_soon_and_says_why() -> None:
+    play = Play(replicas=2, training=False)
+    play.up()
+    began = play.now
+    for _ in range(3):
+        assert play.code() is None
+        while play.holder(0) < 0:
+            play.wait(0.25)
+        play.ended(play.holder(0), code=1, step=-1, phase="import", detail="ImportError: no nmpy")
+    assert play.code() == 80
+    assert play.now - began < 5.0
+    for word in (f"3 times {m.CRASHED} in import", "first step", "replica 0", "ImportError: no nmpy"):
+        assert word in play.status.message
+    assert "BudgetSpent" in play.kinds()
+
+
+def test_replicas_that_fail_together_at_the_start_are_tried_again() -> None:
+    play = Play(replicas=4, training=False)
+    play.up()
+    for replica in range(4):
+        play.ended(play.holder(replica), step=-1, phase="import")
+    assert play.code() is None
+    play.train()
+    assert play.code() is None
+
+
+def test_a_run_that_has_come_to_a_step_is_not_given_up_so_soon() -> None:
+    play = Play(replicas=2, allowances={m.CRASHED: Allowance(limit=9, first_s=0.0, longest_s=0.0)})
+    for _ in range(5):
+        play.ended(play.holder(1), step=-1, phase="import")
+    assert play.code() is None
+
+
 def test_each_further_attempt_waits_twice_as_long() -> None:
     play = Play(replicas=1, allowances={m.CRASHED: Allowance(limit=9, first_s=1.0, longest_s=3.0)})
     waits = []
@@ -124,6 +157,15 @@ def test_parked_processes_that_fail_are_given_up_and_the_run_goes_on() -> None:
     assert not play.status.parked
     assert play.code() is None
     assert any("no more processes are parked on node 0" in one.text for one in play.status.decisions)
+
+
+def test_parts_that_are_killed_while_the_run_makes_progress_are_started_again_for_ever() -> None:
+    play = Play(replicas=1)
+    for step in range(3, 300, 3):
+        play.say(m.PartLost(0, "coordinator", "SIGKILL"))
+        play.reach(play.holder(0), step)
+        play.wait(1.0)
+    assert play.code() is None
 
 
 def test_parts_that_die_again_and_again_stop_the_run() -> None:

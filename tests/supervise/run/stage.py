@@ -87,6 +87,7 @@ class Stage:
         self.folder = folder
         self.replicas = replicas
         self.workers_per_replica = workers
+        self.lanes = lanes
         self.out = folder / "out"
         self.out.mkdir(parents=True)
         self._script = script
@@ -206,7 +207,7 @@ class Stage:
     def activate(self, worker: Worker, replica: int, index: int = 0, attempt: int = 0) -> None:
         """Give a parked process a seat."""
         worker.seat = Seat(replica, index, attempt)
-        worker.stream.send(Take(worker.seat, self.replicas, self.workers_per_replica))
+        worker.stream.send(Take(worker.seat, self.replicas, self.workers_per_replica, self.lanes))
 
     def order(self, worker: Worker, order: Leave | StopRun) -> None:
         worker.stream.send(order)

@@ -190,6 +190,12 @@ def test_all_are_killed_and_the_run_goes_on_from_the_disk(tmp_path: Path, alone:
         assert min(stage.steps(again[0])) >= 10
 
 
+def _durable(stage: Stage) -> int:
+    """The newest step that is on disk."""
+    events = [record.event for record in journal.read(stage.folder / "journal.jsonl")]
+    return max((one.step for one in events if isinstance(one, journal.SaveDurable)), default=-1)
+
+
 def test_all_are_killed_and_the_run_goes_on_from_the_vault(tmp_path: Path, alone: dict[int, str]) -> None:
     with Stage(tmp_path / "run", *LONG, "--save-every", "5", replicas=2, vault=True) as stage:
         workers = stage.start()
@@ -197,6 +203,7 @@ def test_all_are_killed_and_the_run_goes_on_from_the_vault(tmp_path: Path, alone
         for worker in workers:
             worker.kill()
         assert [stage.gone(worker) for worker in workers] == [-signal.SIGKILL] * 2
+        stage.until(lambda: _durable(stage) >= 10, "the vault to have finished")
         for manifest in (stage.folder / "ckpt").glob("step-*/manifest.json"):
             manifest.unlink()
         again = stage.start()

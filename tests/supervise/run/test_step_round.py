@@ -70,6 +70,7 @@ class Others:
     def regroup(self, lanes: tuple[int, ...]) -> Verdict:
         self.told.append(lanes)
         self.plans.pop(0)
+        self.holder = None
         return self.verdict
 
 
@@ -132,6 +133,14 @@ def test_a_laggard_is_given_no_more_lanes(make: Callable[..., Scene]) -> None:
     scene.others.verdict = Verdict(STEP + 1)
     assert scene.run() == [0, 1]
     assert len(scene.sums.calls) == 1
+
+
+def test_a_step_whose_total_is_lost_before_it_was_brought_begins_then(make: Callable[..., Scene]) -> None:
+    scene = make({1: (0, 1, 2, 3)}, {0: (0, 1, 2, 3)})
+    scene.others.holder = 1
+    assert scene.run() == [0, 1, 2, 3]
+    assert scene.sums.calls == ["begin 4 {0: (0, 1, 2, 3)}"]
+    assert scene.round.total() == [0, 1, 2, 3]
 
 
 def test_whoever_has_never_added_computes_one_lane_that_does_not_count(make: Callable[..., Scene]) -> None:
