@@ -1,37 +1,38 @@
-"""Train, die in the middle of a save, go on with half the devices, and end in the same bits.
+"""Kill what trains, freeze it, kill what holds it together, and end in the same bits.
 
-    make demo        (or: python examples/demo.py [--runs FOLDER])
+    make demo        (or: python examples/demo.py [--runs FOLDER] [--plain])
 
-Three runs of examples/train.py, as processes of their own:
-1. the reference: all steps, uninterrupted, on 4 devices;
-2. the same on 4 devices, killed with SIGKILL while a save is staged but not yet committed. Its vault finishes
-   that save alone;
-3. the rest on 2 devices, from the newest step that verifies.
-Every loss of runs 2 and 3 is compared bit by bit with the reference. Exit code 1 if anything differs.
+examples/replicas_jax.py runs twice under `holdfast launch`, with three replicas and a parked process:
+1. undisturbed;
+2. disturbed: one worker gets SIGKILL, one SIGSTOP, and the coordinator SIGKILL.
+What you see of run 2 is what its launch shows: a live view on a terminal, lines elsewhere. At the end come
+the recoveries, from the run's journal, and the final states of both runs are compared, value by value. Exit
+code 1 if anything differs.
 """
 
 import argparse
 import fcntl
 import os
-import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
 
-from holdfast import journal
+from holdfast.errors import HoldfastError
+from holdfast.journal import PartRestarted, PartStarted, Record, StepDone, WorkerLost
+from holdfast.report import goodput
+from holdfast.testing.launched import LaunchedRun
 
-STEPS, SAVE_EVERY = 32, 8
-KILLED_SAVE, KILLED_STEP = 16, 18  # the save that the trainer does not live to see, and its last step
-DEADLINE_S = 120.0  # for each run and each wait; a run takes about ten seconds
+REPLICAS, STEPS = 3, 3000
+CALM_STEPS = 150  # between two disturbances, so that the view shows the run well again
+DEADLINE_S = 120.0  # for each wait; the whole demo takes about one minute
 HERE = Path(__file__).resolve().parent
 
 
@@ -39,125 +40,174 @@ class DemoError(Exception):
     """Something is not as it should be."""
 
 
-@dataclass
-class Run:
-    """A training process, read line by line."""
+class Blow(NamedTuple):
+    """A signal that was sent, when (wall time), and to whom."""
 
-    process: subprocess.Popen[str]
-    log: Path
-    start: int = -1
-    losses: dict[int, str] = field(default_factory=dict)
-
-    def lines(self) -> Iterator[int]:
-        """Each step as it is printed."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if found := re.match(r"starting at step (\d+)", line):
-                self.start = int(found[1])
-            elif found := re.match(r"step +(\d+) .* bits ([0-9a-f]{8})", line):
-                self.losses[int(found[1])] = found[2]
-                show_step(line.rstrip())
-                yield int(found[1])
-
-    def finish(self) -> None:
-        """Read to the end. Fails unless the run reached the last step."""
-        for _ in self.lines():
-            pass
-        code = self.process.wait(DEADLINE_S)
-        if code != 0 or STEPS not in self.losses:
-            raise DemoError(f"a run ended with code {code}:\n{self.log.read_text()[-4000:]}")
+    name: str
+    at: float
 
 
-@contextmanager
-def training(folder: Path, name: str, *, devices: int, faults: str = "") -> Iterator[Run]:
-    """A run of train.py that saves to `folder / name`; it does not outlive the block, nor the deadline."""
-    log = folder / f"{name}-{devices}-devices.log"
-    command = [
-        sys.executable,
-        str(HERE / "train.py"),
-        "--ckpt",
-        str(folder / name),
-        "--devices",
-        str(devices),
-    ]
-    command += ["--steps", str(STEPS), "--save-every", str(SAVE_EVERY)]
-    settings = {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),  # run 2 need not compile what run 1 did
-        "HOLDFAST_FAULTS": faults,
-    }
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | settings
-    with log.open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
-    watchdog = threading.Timer(DEADLINE_S, process.kill)  # ends the output, and so whoever reads it
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        with process:
-            try:
-                yield Run(process, log)
-            finally:
-                process.kill()
-    finally:
-        watchdog.cancel()
+def launched(folder: Path, name: str, *, shown: bool, plain: bool) -> LaunchedRun:
+    """The training run `name`; it does not outlive its block."""
+    return LaunchedRun(
+        HERE / "replicas_jax.py",
+        str(STEPS),
+        folder=folder,
+        run=name,
+        replicas=REPLICAS,
+        parked=1,
+        options=["--plain"] if plain else [],
+        env={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+        shown=shown,
+    )
 
 
-def killed_while_saving(folder: Path) -> tuple[Run, float]:
-    """Run 2. Returns it and the seconds from its death to the commit by its vault."""
-    # This save is held up for three seconds on its way to disk, after its bytes are written and before its
-    # commit, as by a slow disk. Without that the kill would have to hit a few milliseconds.
-    slow = f"vault.part.synced:delay=3@{KILLED_SAVE // SAVE_EVERY}"
-    with training(folder, "ckpt", devices=4, faults=slow) as run:
-        for step in run.lines():
-            if step == KILLED_STEP:
-                break
-        event_of_save(folder, journal.SaveStaged)
-        run.process.send_signal(signal.SIGKILL)
-        code = run.process.wait(DEADLINE_S)
-        died = time.monotonic()
-        for _ in run.lines():  # what it had printed before it died
-            pass
-    say(f"killed after step {max(run.losses)} with signal {-code}; the save of step {KILLED_SAVE} was staged")
-    committed = event_of_save(folder, journal.SaveDurable)
-    if committed.m < died or committed.pid == run.process.pid:
-        raise DemoError("the save was committed before the kill: this machine was too slow for the demo")
-    say(f"its vault (process {committed.pid}) committed step {KILLED_SAVE} {committed.m - died:.1f} s later")
-    return run, committed.m - died
+def finished(run: LaunchedRun) -> None:
+    """Wait for the end. Fails unless it is a good one."""
+    code = run.wait(DEADLINE_S)
+    if code != 0:
+        raise DemoError(f"the run in {run.folder} ended with code {code}\n{run.tail()}")
 
 
-def event_of_save(folder: Path, kind: type[journal.SaveStaged] | type[journal.SaveDurable]) -> journal.Record:
-    """Wait for an event of the save in question in the journal."""
-    for record in journal.follow(folder / "ckpt" / "journal.jsonl", timeout_s=DEADLINE_S):
-        if isinstance(record.event, kind) and record.event.step == KILLED_SAVE:
-            return record
-    raise AssertionError("follow ends with an event or a DeadlineError")
+# ---- the disturbances
 
 
-def differing(run: Run, reference: Run) -> list[int]:
-    """The steps whose loss is not the reference's, bit for bit."""
-    return [step for step, bits in run.losses.items() if reference.losses.get(step) != bits]
+def disturb(run: LaunchedRun, say: Callable[[str], None]) -> list[Blow]:
+    """Hit it three times, each time when it is whole again; what was done."""
+    blows: list[Blow] = []
+
+    def hit(name: str, number: signal.Signals, pid: int) -> None:
+        say(f"demo: {name}, process {pid}")
+        blows.append(Blow(name, time.time()))
+        os.kill(pid, number)
+
+    await_whole(run, 0.0)
+    await_parked(run)
+    hit("SIGKILL to replica 1", signal.SIGKILL, run.pid(replica=1))
+    await_whole(run, blows[-1].at)
+    await_parked(run)
+    hit("SIGSTOP to replica 2", signal.SIGSTOP, run.pid(replica=2))
+    await_whole(run, blows[-1].at)
+    hit("SIGKILL to the coordinator", signal.SIGKILL, coordinator(run))
+    await_whole(run, blows[-1].at)
+    return blows
 
 
-def holdfast(*arguments: str) -> None:
-    """Show a command and what it prints. Fails if it does."""
-    say(f"\n$ holdfast {' '.join(arguments)}")
+def await_whole(run: LaunchedRun, after: float) -> None:
+    """Wait until all replicas train again, and for some more steps."""
+    first = run.await_record(lambda one: one.t > after and _is_full(one), DEADLINE_S)
+    assert isinstance(first.event, StepDone)
+    run.await_step(first.event.step + CALM_STEPS, DEADLINE_S, after=after)
+
+
+def _is_full(record: Record) -> bool:
+    return isinstance(record.event, StepDone) and record.event.replicas == REPLICAS
+
+
+def await_parked(run: LaunchedRun) -> None:
+    """Wait until a process is parked for the next loss."""
+    ends = time.monotonic() + DEADLINE_S
+    while (status := run.status()) is None or all(one.state != "parked" for one in status.parked):
+        if run.process.poll() is not None:
+            raise DemoError("the run ended before all was done to it: this machine is too fast for the demo")
+        if time.monotonic() > ends:
+            raise DemoError(f"the run in {run.folder} had no parked process within {DEADLINE_S:g} s")
+        with suppress(subprocess.TimeoutExpired):
+            run.process.wait(0.02)
+
+
+def coordinator(run: LaunchedRun) -> int:
+    """The process of the run's coordinator."""
+    return [
+        record.event.pid
+        for record in run.records()
+        if isinstance(record.event, PartStarted | PartRestarted) and record.event.part == "coordinator"
+    ][-1]
+
+
+# ---- what came of it
+
+
+def recoveries(records: Sequence[Record], blows: list[Blow]) -> list[list[str]]:
+    """A row for each blow: what, at which step, known after, next step after, full size after."""
+    rows = []
+    steps = [(one.t, one.event.step) for one in records if isinstance(one.event, StepDone)]
+    for blow in blows:
+        step = max(number for t, number in steps if t <= blow.at) + 1
+        known = min(one.t for one in records if one.t > blow.at and _is_loss(one))
+        found = next((one for one in goodput(records).recoveries if one.at == known), None)
+        # The death of the coordinator costs no replica, and so is no recovery of one.
+        following = min(t for t, _ in steps if t > known)
+        next_step_s = following - known if found is None else found.next_step_s
+        full = "never left" if found is None else _seconds(found.full_size_s)
+        rows.append([blow.name, str(step), _seconds(known - blow.at), _seconds(next_step_s), full])
+    return rows
+
+
+def _is_loss(record: Record) -> bool:
+    return isinstance(record.event, WorkerLost | PartRestarted)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.2f} s"
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text."""
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    return "\n".join(
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (titles, *rows)
+    )
+
+
+def holdfast(*arguments: str) -> int:
+    """Show a command and what it prints; its exit code."""
+    print(f"\n$ holdfast {' '.join(arguments)}", flush=True)
     program = Path(sys.executable).with_name("holdfast")  # the one installed beside this Python
-    done = subprocess.run([program, *arguments], timeout=DEADLINE_S, check=False)
-    if done.returncode != 0:
-        raise DemoError(f"`holdfast {' '.join(arguments)}` ended with code {done.returncode}")
+    return subprocess.run([program, *arguments], timeout=DEADLINE_S, check=False).returncode
 
 
-def say(text: str) -> None:
-    """Print a line; on a terminal, over the step shown last."""
-    print(f"\r\033[K{text}" if sys.stdout.isatty() else text, flush=True)
+# ---- all of it
 
 
-def show_step(line: str) -> None:
-    """On a terminal every step, each over the one before; elsewhere only steps that are saved."""
-    if sys.stdout.isatty():
-        print(f"\r\033[K  {line}", end="", flush=True)
-    elif line.endswith("saving"):
-        print(f"  {line}", flush=True)
+def demo(folder: Path, *, plain: bool) -> bool:
+    """Run it all and print what came of it; whether the final states are equal."""
+    began = time.monotonic()
+    # The live view draws over what others print meanwhile; and it says itself what happens.
+    live = sys.stderr.isatty() and not plain
+
+    def say(text: str) -> None:
+        if not live:
+            print(text, flush=True)
+
+    print(f"1/3  undisturbed: {STEPS} steps, {REPLICAS} replicas, one parked process", flush=True)
+    with launched(folder, "undisturbed", shown=False, plain=plain) as run:
+        finished(run)
+        calm = goodput(run.records())
+    print(f"     {calm.steps} steps in {calm.actual_s:.1f} s")
+    print("2/3  the same, with SIGKILL, SIGSTOP, and the coordinator killed", flush=True)
+    with launched(folder, "disturbed", shown=True, plain=plain) as run:
+        blows = disturb(run, say)
+        finished(run)
+        records = run.records()
+    print("3/3  what came of it\n")
+    print(table(["what", "step", "known after", "next step", "full size"], recoveries(records, blows)))
+    rough = goodput(records)
+    share = "unknown" if rough.ratio is None else f"{100 * rough.ratio:.0f}%"
+    print(
+        f"\n  known after: from the signal; next step and full size: from when it was known"
+        f"\n  goodput {share}: {rough.steps} steps in {rough.actual_s:.1f} s, "
+        f"{rough.undisturbed_s:.1f} s of it at the pace of the median step"
+        f"\n  (the undisturbed run took {calm.actual_s:.1f} s)",
+        flush=True,
+    )
+    ends = [f"{folder / name / 'ckpt'}@{STEPS}" for name in ("undisturbed", "disturbed")]
+    listed = holdfast("ckpt", "ls", str(folder / "disturbed" / "ckpt"))
+    equal = holdfast("ckpt", "diff", *ends) == 0
+    print(f"\nfinal state equals the undisturbed run: {'yes' if equal else 'NO'}")
+    print(f"files: {folder}; took {time.monotonic() - began:.0f} s", flush=True)
+    return equal and listed == 0
 
 
 @contextmanager
@@ -186,53 +236,20 @@ def opened(folder: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def demo(folder: Path) -> bool:
-    """Run it all and print the summary; whether every number was identical."""
-    began = time.monotonic()
-    say(f"1/4  reference: {STEPS} steps on 4 devices, uninterrupted")
-    with training(folder, "reference", devices=4) as reference:
-        reference.finish()
-    say(f"2/4  again on 4 devices; SIGKILL will come while step {KILLED_SAVE} is being saved")
-    killed, commit_s = killed_while_saving(folder)
-    say("3/4  going on with 2 devices")
-    with training(folder, "ckpt", devices=2) as resumed:
-        resumed.finish()
-    say("4/4  what is on disk")
-    ckpt = str(folder / "ckpt")
-    holdfast("ckpt", "ls", ckpt)
-    holdfast("ckpt", "verify", ckpt)
-    holdfast("ckpt", "diff", f"{folder / 'reference'}@{STEPS}", f"{ckpt}@{STEPS}")
-
-    wrong = sorted({*differing(killed, reference), *differing(resumed, reference)})
-    if resumed.start != KILLED_SAVE:
-        raise DemoError(f"resumed from step {resumed.start}, not from {KILLED_SAVE}")
-    events = [record.event for record in journal.read(folder / "ckpt" / "journal.jsonl")]
-    blocked = [1e3 * event.blocked_s for event in events if isinstance(event, journal.SaveCaptured)]
-    last = max(killed.losses)
-    rows = {
-        "steps": f"{STEPS}, a save every {SAVE_EVERY}",
-        "killed": f"SIGKILL after step {last}, while step {KILLED_SAVE} was staged and not committed",
-        "committed": f"step {KILLED_SAVE}, by the vault, {commit_s:.1f} s after the trainer was dead",
-        "resumed from": f"step {resumed.start}",
-        "steps lost": f"{last - resumed.start} (computed again)",
-        "devices": "4 before, 2 after",
-        "compared": f"{len(killed.losses) + len(resumed.losses)} losses with the reference, bit by bit",
-        "identical": "yes" if not wrong else f"NO: steps {wrong}",
-        "blocked per save": f"median {statistics.median(blocked):.1f} ms, most {max(blocked):.1f} ms",
-        "files": str(folder),
-        "took": f"{time.monotonic() - began:.0f} s",
-    }
-    say("\n" + "\n".join(f"{name:>16}  {value}" for name, value in rows.items()))
-    return not wrong
+def on_sigterm(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # through the blocks that end the runs
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where to make the demo's folder")
+    parser.add_argument("--plain", action="store_true", help="lines instead of a live view")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, on_sigterm)
     try:
-        with fresh_folder(parser.parse_args().runs) as folder:
-            return 0 if demo(folder) else 1
-    except (DemoError, TimeoutError) as error:
+        with fresh_folder(options.runs) as folder:
+            return 0 if demo(folder, plain=options.plain) else 1
+    except (DemoError, HoldfastError, subprocess.TimeoutExpired) as error:
         print(f"\nerror: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -39,7 +39,8 @@ def apply(state, grads):
 
 def rehearse():
     state = init()
-    jax.block_until_ready(apply(state, lane_grads(state["params"], 0, 0)))
+    grads = jax.tree.map(np.asarray, lane_grads(state["params"], 0, 0))  # as step.total() gives them
+    jax.block_until_ready(apply(state, grads))
 
 
 def main(steps):

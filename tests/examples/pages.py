@@ -1,7 +1,8 @@
 """Runs a page of the documentation: its listings, in order, in one fresh process.
 
-`python` listings run in one namespace; a `text` listing right behind one is what it must print. The lines
-of a `console` listing that begin with `$` must succeed. Other listings are for reading.
+`python` listings run in one namespace; a `text` listing right behind one is what it must print. One that
+begins with `# name.py` is written to that file as well. The lines of a `console` listing that begin with `$`
+must succeed. Other listings are for reading.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+_FILE = re.compile(r"# (\w+\.py)\n")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -40,6 +42,8 @@ def run(page: Path) -> None:
                     subprocess.run(["bash", "-c", line[2:]], check=True, timeout=60)
         if listing.kind != "python":
             continue
+        if named := _FILE.match(listing.text):
+            Path(named[1]).write_text(listing.text, encoding="utf-8")
         printed = io.StringIO()
         source = "\n" * (listing.line - 1) + listing.text  # so that tracebacks have the page's line numbers
         with contextlib.redirect_stdout(printed):

@@ -1,4 +1,4 @@
-"""The demo does what it shows, and every listing of the documentation runs."""
+"""The demo does what it shows, every listing of the documentation runs, and what it names exists."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ REPO = Path(__file__).resolve().parents[2]
 PAGES = [
     "README.md",
     "docs/tutorial.md",
+    "docs/guides/supervision.md",
     "docs/guides/checkpoints.md",
     "docs/guides/coordination.md",
     "docs/guides/transfers.md",
@@ -39,14 +40,48 @@ def python(*arguments: str | Path, cwd: Path, timeout_s: float) -> subprocess.Co
 
 
 @pytest.mark.process
-@pytest.mark.timeout(180)
-def test_demo_dies_in_a_save_and_ends_in_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+def test_demo_is_killed_stopped_and_ends_in_the_same_bits(tmp_path: Path) -> None:
     (tmp_path / "demo-old").mkdir()
-    done = python(REPO / "examples" / "demo.py", "--runs", tmp_path, cwd=REPO, timeout_s=170)
+    done = python(REPO / "examples" / "demo.py", "--runs", tmp_path, cwd=REPO, timeout_s=290)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "final state equals the undisturbed run: yes" in done.stdout, done.stdout
+    for row in ("SIGKILL to replica 1", "SIGSTOP to replica 2"):
+        assert re.search(rf"{row} +\d+ +\d+\.\d\d s +\d+\.\d\d s +\d+\.\d\d s", done.stdout), done.stdout
+    assert re.search(r"SIGKILL to the coordinator +\d+ .*never left", done.stdout), done.stdout
+    (folder,) = tmp_path.iterdir()  # and what an earlier demo left is gone
+    marks = [mark_of(path) for path in Path("/proc").glob("[0-9]*/environ")]
+    assert not [mark for mark in marks if str(folder) in mark]  # nothing of it runs
+
+    journal = folder / "disturbed" / "journal.jsonl"
+    drawn = python(REPO / "docs" / "pictures" / "timeline.py", journal, cwd=REPO, timeout_s=60)
+    assert drawn.returncode == 0, drawn.stderr
+    titles = re.findall(r'class="t"[^>]*>([^<]+)<', drawn.stdout)
+    assert titles == [
+        "Slot 1 is killed (SIGKILL)",
+        "Slot 2 is stopped (SIGSTOP)",
+        "The coordinator is killed",
+    ]
+
+
+def mark_of(environ: Path) -> str:
+    """The run folder of a process of a run; empty for all others."""
+    try:
+        found = re.search(rb"(?:^|\0)HOLDFAST_FOLDER=([^\0]*)", environ.read_bytes())
+    except OSError:
+        return ""
+    return found[1].decode(errors="replace") if found else ""
+
+
+@pytest.mark.process
+@pytest.mark.timeout(180)
+def test_a_trainer_killed_in_a_save_ends_in_the_same_bits(tmp_path: Path) -> None:
+    (tmp_path / "killed-save-old").mkdir()
+    done = python(REPO / "examples" / "killed_save.py", "--runs", tmp_path, cwd=REPO, timeout_s=170)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"identical +yes", done.stdout), done.stdout
     assert re.search(r"resumed from +step 16", done.stdout), done.stdout
-    (folder,) = tmp_path.iterdir()  # and what an earlier demo left is gone
+    (folder,) = tmp_path.iterdir()  # and what an earlier one left is gone
     assert (folder / "ckpt" / "step-00000032" / "manifest.json").exists()
 
 

@@ -94,6 +94,26 @@ def test_a_description_cannot_be_saved(root: Path) -> None:
         ckpt.save(1, {"x": Struct((3,), jnp.float32)})
 
 
+def test_what_was_compiled_for_a_template_fits_what_is_loaded(root: Path) -> None:
+    """An array that JAX may move elsewhere comes back as one, and one that it may not as one of those."""
+    free, bound = jnp.arange(8.0), jax.device_put(jnp.arange(8.0), jax.devices()[0])
+    ckpt = Checkpointer(root, rank=0, world=1)
+    ckpt.save(1, {"free": free, "bound": bound}).durable(60.0)
+    compiled: list[int] = []
+
+    @jax.jit
+    def twice(x: jax.Array) -> jax.Array:
+        compiled.append(1)
+        return 2 * x
+
+    twice(free)
+    found = ckpt.load(into={"free": jnp.zeros(8), "bound": jax.device_put(jnp.zeros(8), jax.devices()[0])})
+    ckpt.close()
+    assert (found["free"].committed, found["bound"].committed) == (False, True)
+    assert np.array_equal(twice(found["free"]), 2 * np.arange(8.0))
+    assert len(compiled) == 1
+
+
 def test_loaded_arrays_survive_donation(root: Path) -> None:
     """Loaded memory may be an alias; a donating step must neither fail nor change a sibling."""
     over = mesh(4)

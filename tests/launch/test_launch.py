@@ -158,12 +158,20 @@ def test_a_node_is_lost_with_its_vault(tmp_path: Path, undisturbed: str) -> None
         assert launch.living() == []
 
 
-@pytest.mark.parametrize("part", ["coordinator", pytest.param("vault", marks=full)])
-def test_a_part_is_lost(part: str, tmp_path: Path, undisturbed: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "number"),
+    [
+        ("coordinator", signal.SIGKILL),
+        pytest.param("vault", signal.SIGKILL, marks=full),
+        pytest.param("coordinator", signal.SIGSTOP, marks=full),
+        ("vault", signal.SIGSTOP),
+    ],
+)
+def test_a_part_is_lost(part: str, number: int, tmp_path: Path, undisturbed: str) -> None:
     with LaunchProcess(tmp_path, "--replicas", "2", lane_s=0.02) as launch:
         launch.training(2, 5)
         (pid,) = launch.pids(part)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
         assert launch.ended() == 0
         assert launch.finals() == {undisturbed}
         assert launch.living() == []
@@ -233,6 +241,16 @@ def test_a_script_that_always_fails_uses_up_what_is_allowed(tmp_path: Path) -> N
     with LaunchProcess(tmp_path, script=script) as launch:
         assert launch.ended() == 78
         assert launch.living() == []
+
+
+def test_a_script_that_cannot_be_imported_ends_the_run_soon_and_is_quoted(tmp_path: Path) -> None:
+    script = tmp_path / "bad.py"
+    script.write_text("import no_such_module_at_all\n")
+    with LaunchProcess(tmp_path, "--replicas", "2", script=script) as launch:
+        assert launch.ended(60.0) == 80
+        assert launch.living() == []
+        assert "before the run came to its first step" in launch.said()
+        assert "No module named 'no_such_module_at_all'" in launch.said()
 
 
 def test_resize_while_it_runs(tmp_path: Path, undisturbed: str) -> None:

@@ -17,6 +17,8 @@ from holdfast.launch.launcher import WISH, leave_wish, taken_wish
 from holdfast.launch.lock import RunLock, run_token
 from holdfast.launch.plan import agent_config, policy_settings
 from holdfast.supervise.agent_config import vault_socket
+from holdfast.supervise.members import REGROUP_S
+from holdfast.supervise.watch import Deadlines
 
 
 def settings(tmp_path: Path, **changes: Any) -> LaunchSettings:
@@ -31,6 +33,16 @@ def test_the_coordinator_waits_for_all_seats_and_goes_on_with_the_least(tmp_path
     rules = Settings(run="demo", **config.coordinator)
     assert (rules.min_size, rules.max_size, rules.divisible_by, rules.num_lanes) == (4, 6, 2, 12)
     assert rules.last_call_s == 30.0
+
+
+def test_the_coordinator_waits_for_whoever_is_busy_as_long_as_the_agent_does(tmp_path: Path) -> None:
+    config = agent_config(settings(tmp_path), 0, "t" * 32)
+    rules = Settings(run="demo", **config.coordinator)
+    assert rules.straggler_s == config.deadlines.longest_s == 1800.0  # a compile
+    assert rules.straggler_s <= REGROUP_S
+    slow = Deadlines(phases={"restore": 2700.0})
+    config = agent_config(settings(tmp_path, deadlines=slow), 0, "t" * 32)
+    assert config.coordinator["straggler_s"] == 2700.0
 
 
 def test_a_run_that_may_grow_does_not_wait_for_those_who_may_never_come(tmp_path: Path) -> None:

@@ -177,6 +177,52 @@ def test_a_newcomer_without_lanes_comes_late_and_still_receives(transports: tupl
         assert set(crew.step(2, dealt(LANES, range(3))).values()) == {alone(2, LANES)}
 
 
+@both_ways
+def test_a_newcomer_that_is_linked_when_the_others_are_a_step_ahead_still_receives(
+    transports: tuple[str, ...],
+) -> None:
+    with Crew(2, num_lanes=LANES, transports=transports) as crew:
+        crew.step(0, dealt(LANES, [0, 1]))
+        newcomer = crew.join(2)
+        groups, deal, later = crew.groups(), dealt(LANES, [0, 1]), dealt(LANES, range(3))
+        for slot in (0, 1):
+            crew.members[slot].regroup(groups[slot])
+            crew.members[slot].begin(1, deal)
+            crew.add(slot, 1, deal[slot])
+        assert set(crew.exchange([0, 1]).values()) == {alone(1, LANES)}
+        for slot in (0, 1):
+            crew.members[slot].begin(2, later)
+            crew.add(slot, 2, later[slot])
+        newcomer.regroup(groups[2])  # only now it has links, and all is said of step 1
+        newcomer.begin(1, deal)
+        assert set(crew.exchange([2], deadline_s=5.0).values()) == {alone(1, LANES)}
+        newcomer.begin(2, later)
+        crew.add(2, 2, later[2])
+        assert set(crew.exchange().values()) == {alone(2, LANES)}
+
+
+@both_ways
+def test_nobody_goes_two_steps_ahead_of_a_newcomer_that_has_no_links_yet(transports: tuple[str, ...]) -> None:
+    with Crew(2, num_lanes=2, transports=transports) as crew:
+        newcomer = crew.join(2)
+        groups, deal = crew.groups(), dealt(2, [0, 1])  # more members than lanes: slot 2 never has any
+        found = {}
+        for slot in (0, 1):
+            crew.members[slot].regroup(groups[slot])
+        for step in range(3):
+            for slot in (0, 1):
+                crew.members[slot].begin(step, deal)
+                crew.add(slot, step, deal[slot])
+            found = crew.exchange([0, 1], deadline_s=0.4 if step == 2 else DEADLINE_S)
+        assert all(isinstance(error, ReplicaLateError) and error.slots == (2,) for error in found.values())
+        newcomer.regroup(groups[2])
+        for step in (0, 1):
+            newcomer.begin(step, deal)
+            assert set(crew.exchange([2]).values()) == {alone(step, 2)}
+        newcomer.begin(2, deal)
+        assert set(crew.exchange().values()) == {alone(2, 2)}
+
+
 def test_receivers_are_never_more_than_a_step_behind() -> None:
     with Crew(3, num_lanes=LANES) as crew:
         deal = dealt(LANES, [0, 1])

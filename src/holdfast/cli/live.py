@@ -137,7 +137,7 @@ class _Picture:
             table.add_column(Text(title))
         for row in seat_rows(status):
             table.add_row(*(Text(printable(cell)) for cell in row))
-        ready = sum(one.state == "ready" for one in status.parked)
+        ready = sum(one.state == "parked" for one in status.parked)
         taken_s = time.monotonic() - self._began
         where = step_words(status)
         head = f"{status.run}: {status.state}, {where}, {len(status.parked)} parked ({ready} ready), "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jax.sharding import AbstractDevice, AbstractMesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 
 def abstract_mesh(
@@ -23,4 +23,6 @@ def abstract_mesh(
     platform, kind and cores (`core_count` of a GPU) are those of the devices; if not, it is traced again.
     """
     device = AbstractDevice(device_kind=device_kind, num_cores=num_cores, platform=platform)
-    return AbstractMesh(tuple(axes.values()), tuple(axes), abstract_device=device)
+    # As for `Mesh`; without it newer versions of JAX take the axes for explicit ones.
+    types = (AxisType.Auto,) * len(axes)
+    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=types, abstract_device=device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from itertools import product
 from typing import Any, final
 
 import jax
@@ -78,9 +79,17 @@ def _key_data_struct(shape: tuple[int, ...], dtype: Any) -> Any:
 
 @final
 class JaxSink:
-    """Asks for a JAX array with the sharding of a template leaf."""
+    """Asks for a JAX array with the sharding of a template leaf.
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, sharding: Sharding, world: int) -> None:
+    `committed` is whether it is to stay on its device whatever it is used with, as JAX calls it. A template's
+    array that is not gives one that is not: else a program compiled for the one is compiled again for the
+    other.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: Any, sharding: Sharding, world: int, committed: bool = True
+    ) -> None:
+        self.committed = committed
         self._impl: str | None = None
         if _is_key(dtype):
             self._impl = _key_impl(dtype)
@@ -118,9 +127,9 @@ class JaxSink:
 
 
 @lru_cache(maxsize=4096)
-def _sink(shape: tuple[int, ...], dtype: Any, sharding: Sharding, world: int) -> JaxSink:
+def _sink(shape: tuple[int, ...], dtype: Any, sharding: Sharding, world: int, committed: bool) -> JaxSink:
     # A model repeats few shapes many times; sinks hold no state.
-    return JaxSink(shape, dtype, sharding, world)
+    return JaxSink(shape, dtype, sharding, world, committed)
 
 
 @lru_cache(maxsize=1)
@@ -219,17 +228,23 @@ class JaxAdapter:
 
     def sink(self, leaf: Any, rank: int, world: int) -> JaxSink:
         sharding = getattr(leaf, "sharding", None) or _default_sharding()
-        return _sink(leaf.shape, leaf.dtype, sharding, world)
+        committed = getattr(leaf, "committed", True) or sharding != _default_sharding()
+        return _sink(leaf.shape, leaf.dtype, sharding, world, committed)
 
     def place(self, batch: Sequence[Placement]) -> list[Any]:
         # One call for many arrays: a device_put of its own costs each of them three times as much.
         shards: dict[int, list[Any]] = {}
-        for alias in (True, False):
-            chosen = [at for at, placement in enumerate(batch) if placement.alias is alias]
+        for alias, committed in product((True, False), (True, False)):
+            chosen = [
+                at
+                for at, placement in enumerate(batch)
+                if placement.alias is alias and placement.sink.committed is committed
+            ]
             hosts = [(at, *pair) for at in chosen for pair in batch[at].sink.hosts(batch[at].boxes)]
             if not hosts:
                 continue
-            data, devices = [host for _, host, _ in hosts], [device for _, _, device in hosts]
+            data = [host for _, host, _ in hosts]
+            devices = [device for _, _, device in hosts] if committed else None
             for (at, _, _), shard in zip(hosts, jax.device_put(data, devices, may_alias=alias), strict=True):
                 shards.setdefault(at, []).append(shard)
         return [placement.sink.assembled(shards[at]) for at, placement in enumerate(batch)]

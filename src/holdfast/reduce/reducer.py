@@ -83,6 +83,7 @@ class Reducer:
         self._step = -1
         self._lanes: dict[int, tuple[int, ...]] = {}
         self._last: tuple[int, int] = (-1, -1)
+        self._first: tuple[int, int] = (-1, -1)
         self._announced: tuple[int, int] | None = None
         self._leftover: Bank | None = None
         self._closed = False
@@ -125,11 +126,11 @@ class Reducer:
                 f"step {step} cannot begin in generation {self._group.generation} after step {self._last[1]}",
                 hint="to go back, let all members regroup first",
             )
-        self._last = (self._group.generation, step)
+        self._entered(step)
         self._clear()
         with self._hub.changed:
             self._folder.reset()
-            self._shelf.withdraw()
+            self._shelf.unready()
             self._shelf.drop(step)
             self._step, self._lanes = step, deal
             self._tell_begun()
@@ -153,9 +154,14 @@ class Reducer:
             )
         with self._hub.changed:
             self._lanes = deal
-            self._last = (self._group.generation, self._step)
+            self._entered(self._step)
             self._shelf.withdraw()
             self._tell_begun()
+
+    def _entered(self, step: int) -> None:
+        self._last = (self._group.generation, step)
+        if self._first[0] != self._group.generation:
+            self._first = self._last
 
     def _tell_begun(self) -> None:
         if self._followed():
@@ -283,7 +289,7 @@ class Reducer:
 
     def _publish(self, bank: Bank) -> None:
         with self._hub.changed:
-            self._shelf.notify(Share(self._group.generation, self._step, bank.number, bank.seal()))
+            self._shelf.publish(Share(self._group.generation, self._step, bank.number, bank.seal()))
 
     def _total_bank(self, watch: Watch) -> Bank:
         """A bank for the total. The total of the step before the last makes room, once nobody reads it."""
@@ -291,11 +297,7 @@ class Reducer:
         def reading() -> dict[int, Member]:
             waiting = {}
             for member in self._group.members:
-                link = self._hub.link(member.incarnation)
-                begun = None if link is None or link.broken else link.begun
-                if link is None or begun is None or begun.generation != self._group.generation:
-                    continue
-                if begun.step <= self._step - 2 and link.done < begun.step:
+                if self._reads(member):
                     waiting[member.slot] = member
             return waiting
 
@@ -305,6 +307,17 @@ class Reducer:
         bank = self._take()
         bank.void()
         return bank
+
+    def _reads(self, member: Member) -> bool:
+        """Whether a member is at the step before the last, or an earlier one, and lacks its total."""
+        link = self._hub.link(member.incarnation)
+        begun = None if link is None else link.begun
+        if member.slot == self._group.me or self._hub.lost(member.incarnation) is not None:
+            return False
+        if link is None or begun is None or begun.generation != self._group.generation:
+            # Not heard of yet: one that adds is awaited anyway, one that does not starts where all do.
+            return member.slot not in self._lanes and self._first[1] <= self._step - 2
+        return begun.step <= self._step - 2 and link.done < begun.step
 
     def _decide_alone(self) -> None:
         """All lanes are here: their sum is the total as it lies."""

@@ -40,6 +40,7 @@ class Shelf:
         self._banks: list[Bank] = []
         self._free: list[Bank] = []
         self._notices: dict[type[Message], Message] = {}
+        self._shares: list[Share] = []
         self.layout: FlatLayout | None = None
         self.totals: dict[int, Bank] = {}
 
@@ -48,16 +49,28 @@ class Shelf:
         self.layout = layout
         self.notify(shape)
 
-    def notify(self, notice: Shape | Begun | Ready | Share | Done) -> None:
+    def notify(self, notice: Shape | Begun | Ready | Done) -> None:
         """Tell everybody, and whoever comes later."""
         self._notices.pop(type(notice), None)
         self._notices[type(notice)] = notice
         self._tell(notice, None)
 
+    def publish(self, share: Share) -> None:
+        """Tell everybody, and whoever comes while its bank lies there, also in later steps.
+
+        A member without lanes may be linked only when all others are at the next step: it still needs it.
+        """
+        self._shares.append(share)
+        self._tell(share, None)
+
+    def unready(self) -> None:
+        """Lanes are added again; whoever comes later does not hear that they were complete."""
+        self._notices.pop(Ready, None)
+
     def withdraw(self) -> None:
         """What was said of sums is over; whoever comes later does not hear of it."""
-        for kind in (Ready, Share):
-            self._notices.pop(kind, None)
+        self.unready()
+        self._shares.clear()
 
     # ---- banks
 
@@ -79,6 +92,7 @@ class Shelf:
 
     def give(self, bank: Bank) -> None:
         bank.void()
+        self._shares = [share for share in self._shares if share.bank != bank.number]
         self._free.append(bank)
 
     def keep(self, step: int, bank: Bank) -> None:
@@ -104,7 +118,7 @@ class Shelf:
         if lent:
             parcels.append((Lend(HEADER_BANK, HEADER_BYTES), self._header.fd))
             parcels += [_lent(bank) for bank in self._banks]
-        return parcels + [(notice, None) for notice in self._notices.values()]
+        return parcels + [(notice, None) for notice in (*self._notices.values(), *self._shares)]
 
     def held(self, want: Want) -> Held:
         """Whether the total of a step is here."""

@@ -308,12 +308,13 @@ class Members:
             if self.reducer.decided >= step:
                 pass
             elif holder is not None:
+                self._board.waiting("total")  # a wait that gives no signs of life
                 self.reducer.fetch(step, holder, _FETCH_S, None)
-            elif self.lanes_at(step).get(self.place.slot):
-                self.reducer.exchange(EXCHANGE_S, self.check)
             else:
                 # Nobody waits for one that adds nothing: if the others are far ahead, regrouping shows it.
-                self.reducer.exchange(_RECEIVE_S, self.check)
+                adds = bool(self.lanes_at(step).get(self.place.slot))
+                self.check()  # from its first sign of life on, a silent exchange is a hang
+                self.reducer.exchange(EXCHANGE_S if adds else _RECEIVE_S, self.check)
         except ReduceError as error:
             raise GenerationOver(error.message) from error
         finally:

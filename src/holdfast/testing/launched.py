@@ -43,19 +43,26 @@ class LaunchedRun:
         parked: int = 0,
         options: Sequence[str] = (),
         env: dict[str, str] | None = None,
+        shown: bool = False,
+        program: Sequence[str] = ("-m", "holdfast.cli", "launch"),
     ) -> None:
+        """Start it. `shown`: what the launch prints goes where this process prints, not into `log`."""
         self.folder = Path(folder) / run
         self.log = Path(folder) / f"{run}.launch.log"
         self.journal = self.folder / "journal.jsonl"
         self._command = [
-            *(sys.executable, "-m", "holdfast.cli", "launch", "--run", run, "--folder", os.fspath(folder)),
+            *(sys.executable, *program, "--run", run, "--folder", os.fspath(folder)),
             *("--replicas", str(replicas), "--workers-per-replica", str(workers_per_replica)),
             *("--parked", str(parked), *options, os.fspath(script), *args),
         ]
         self._env = {**os.environ, **(env or {})}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=None if shown else log,
+                stderr=None if shown else log,
+                env=self._env,
             )
 
     # ---- what is known

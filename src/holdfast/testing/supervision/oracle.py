@@ -149,7 +149,10 @@ class Oracle:
         allowance = self._settings.allowance(cause)
         wait = 0.0 if count == 1 else min(allowance.longest_s, allowance.first_s * 2.0 ** (count - 2))
         self._not_before[replica] = now + wait
-        if cause not in (KILLED, PREEMPTED) and allowance.limit and count > allowance.limit:
+        if cause in (KILLED, PREEMPTED):
+            return
+        stillborn = self._newest < 0 and report.step < 0 and count >= self._settings.stillborn_failures
+        if stillborn or (allowance.limit and count > allowance.limit):
             self._overdrawn[replica, cause] = count
 
     def _decided(self, decision: Decision, now: float) -> None:

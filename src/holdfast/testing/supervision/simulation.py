@@ -217,6 +217,7 @@ def _settings(world: World, kind: str) -> PolicySettings:
         parked=rng.choice((0, 1, 2)),
         allowances={**quick, **rest},
         poison_failures=rng.choice((2, 3)) if kind == POISON else 1000,
+        stillborn_failures=3 if kind == BROKEN and nodes == 1 else 1000,
         lemon_blames=rng.choice((2, 4)),
         agent_start_s=5.0,
         agent_dead_s=rng.choice((2.0, 5.0)),

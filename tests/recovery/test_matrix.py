@@ -1,0 +1,215 @@
+"""The fault matrix: whatever goes wrong, wherever, and whoever it befalls, the run ends with the same bits.
+
+A cell is a mishap (or two) in a run of real processes. It passes if the exit code is right, all states are
+those of the undisturbed run, every step was applied once and in turn, and nothing is left behind, all within
+its time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+from _pytest.mark import ParameterSet
+
+from tests.recovery.mishaps import Mishap
+from tests.recovery.stage import SHORT, UNTIL, Digests, Scene
+
+pytestmark = pytest.mark.process
+full = pytest.mark.full
+
+# Where a phase is hit: what a worker comes by, in which slot and at which step.
+PHASES: Final = {
+    "start": Mishap(at="import", what=""),
+    "compile": Mishap(at="rehearse", what=""),
+    "init": Mishap(at="init", what="", slot=1),
+    "restore": Mishap(at="run.joined", what="", slot=1),
+    "meeting": Mishap(at="run.gathered", what="", slot=0),
+    "restored": Mishap(at="run.restored", what="", slot=1),
+    "step": Mishap(at="lane", what="", slot=1, step=6),
+    "reduce": Mishap(at="reduce.announced", what="", slot=1, step=6),
+    "adding": Mishap(at="reduce.adding", what="", step=6),
+    "decided": Mishap(at="run.decided", what="", slot=0, step=6),
+    "apply": Mishap(at="apply", what="", slot=1, step=6),
+    "save": Mishap(at="trainer.save.begin", what="", slot=0, step=9),
+    "staged": Mishap(at="trainer.stage.done", what="", slot=0, step=9),
+    "last save": Mishap(at="trainer.save.begin", what="", slot=0, step=UNTIL - 1),
+    "shutdown": Mishap(at="end", what="", slot=1),
+    "exit": Mishap(at="exit", what="", slot=0),
+}
+CAUSES: Final = {
+    "kill": "crashed",
+    "segv": "crashed",
+    "exit1": "crashed",
+    "exit75": "crashed",
+    "raise": "crashed",
+    "oom": "crashed",  # the counter of the control group that would tell it cannot be written here
+    "stop": "stopped",
+    "gil": "hung",
+    "spin": "hung",
+}
+# Sites that are passed on a thread, where an exception or a loop would not be the program's.
+SIGNALS: Final = ("kill", "stop", "segv", "oom")
+QUICK: Final = {
+    ("kill", "start"),
+    ("raise", "compile"),
+    ("segv", "restore"),
+    ("exit75", "reduce"),
+    ("stop", "save"),
+    ("exit1", "shutdown"),
+    ("gil", "step"),
+}
+
+
+def cells() -> list[ParameterSet]:
+    """All faults in all phases; a few of them are quick and certain enough for every day."""
+    found = []
+    for phase in PHASES:
+        for what in CAUSES:
+            if phase == "staged" and what not in SIGNALS:
+                continue
+            marks = () if (what, phase) in QUICK else (full,)
+            found.append(pytest.param(what, phase, id=f"{what} in {phase}", marks=marks))
+    return found
+
+
+def befalls(phase: str, what: str, who: str = "self", *, after: int = -1) -> Mishap:
+    return msgspec.structs.replace(PHASES[phase], what=what, who=who, after=after)
+
+
+@pytest.mark.parametrize(("what", "phase"), cells())
+def test_a_worker(what: str, phase: str, tmp_path: Path, undisturbed: Digests) -> None:
+    # Hangs outside of steps have deadlines of their own.
+    slow = what in ("gil", "spin") and PHASES[phase].at not in ("lane", "apply", "run.decided")
+    scene = Scene(tmp_path, (befalls(phase, what),), program=SHORT if slow else ())
+    assert scene.play() == 0
+    scene.check(undisturbed)
+    assert scene.causes() == [CAUSES[what]]
+
+
+@pytest.mark.parametrize(
+    "phase",
+    ["start", pytest.param("compile", marks=full), pytest.param("restore", marks=full), "reduce",
+     pytest.param("save", marks=full), pytest.param("shutdown", marks=full)],
+)  # fmt: skip
+def test_a_worker_says_that_trying_again_is_no_use(phase: str, tmp_path: Path, undisturbed: Digests) -> None:
+    assert Scene(tmp_path, (befalls(phase, "exit78"),)).play() == 78
+    # Somebody has seen to it, and starts it again.
+    again = Scene(tmp_path)
+    assert again.play() == 0
+    again.check(undisturbed)
+
+
+def test_a_step_fails_whoever_tries_it(tmp_path: Path, undisturbed: Digests) -> None:
+    scene = Scene(tmp_path, (Mishap(at="lane", what="raise", step=6, always=True),))
+    assert scene.play() == 79
+    scene.check_so_far(undisturbed)
+    assert {one.step for one in scene.applied()} == set(range(6))
+
+
+@pytest.mark.parametrize(
+    ("what", "phase"),
+    [
+        ("kill", "compile"),
+        pytest.param("stop", "compile", marks=full),
+        pytest.param("raise", "compile", marks=full),
+        pytest.param("exit1", "start", marks=full),
+        pytest.param("gil", "compile", marks=full),
+    ],
+)
+def test_a_parked_process_that_warms_up(what: str, phase: str, tmp_path: Path, undisturbed: Digests) -> None:
+    # The first loss promotes the one that is parked; the next one to warm up takes its place, or would.
+    warm = Mishap(at="lane", what="kill", slot=1, step=6)
+    program = SHORT if what == "gil" else ()
+    scene = Scene(tmp_path, (warm, befalls(phase, what, after=0)), parked=1, lane_s=0.02, program=program)
+    assert scene.play() == 0
+    scene.check(undisturbed)
+
+
+@pytest.mark.parametrize(
+    "what", ["stop", *(pytest.param(one, marks=full) for one in ("kill", "segv", "term"))]
+)
+def test_a_parked_process_that_waits(what: str, tmp_path: Path, undisturbed: Digests) -> None:
+    at = {"at": "lane", "slot": 0}
+    scene = Scene(
+        tmp_path,
+        (Mishap(what=what, who="parked", step=4, **at), Mishap(what="kill", who="slot:1", step=6, **at)),  # type: ignore[arg-type]
+        parked=1,
+        lane_s=0.02,
+    )
+    assert scene.play() == 0
+    scene.check(undisturbed)
+
+
+PARTS: Final = [
+    ("kill", "coordinator", "compile"),
+    ("kill", "coordinator", "restore"),
+    ("kill", "coordinator", "meeting"),
+    ("kill", "coordinator", "reduce"),
+    ("kill", "coordinator", "save"),
+    ("kill", "coordinator", "last save"),
+    ("kill", "coordinator", "shutdown"),
+    ("segv", "coordinator", "step"),
+    ("stop", "coordinator", "step"),
+    ("stop", "coordinator", "restore"),
+    ("kill", "vault", "compile"),
+    ("kill", "vault", "restore"),
+    ("kill", "vault", "save"),
+    ("kill", "vault", "staged"),
+    ("kill", "vault", "last save"),
+    ("kill", "vault", "shutdown"),
+    ("segv", "vault", "staged"),
+    ("stop", "vault", "save"),
+    ("stop", "vault", "last save"),
+    ("kill", "agent", "compile"),
+    ("kill", "agent", "restore"),
+    ("kill", "agent", "reduce"),
+    ("kill", "agent", "staged"),
+    ("kill", "agent", "last save"),
+    ("kill", "agent", "shutdown"),
+    ("segv", "agent", "step"),
+    ("stop", "agent", "reduce"),
+    ("stop", "agent", "save"),
+]
+QUICK_PARTS: Final = {
+    ("kill", "coordinator", "meeting"),
+    ("kill", "vault", "staged"),
+    ("kill", "agent", "staged"),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "who", "phase"),
+    [pytest.param(*one, id=" ".join(one), marks=() if one in QUICK_PARTS else (full,)) for one in PARTS],
+)
+def test_a_part(what: str, who: str, phase: str, tmp_path: Path, undisturbed: Digests) -> None:
+    scene = Scene(tmp_path, (befalls(phase, what, who),))
+    assert scene.play(60.0) == 0
+    scene.check(undisturbed)
+
+
+@pytest.mark.parametrize(
+    "site",
+    [
+        pytest.param(f"vault.{one}", marks=full)
+        for one in ("begin", "reserved", "block.written", "part.synced", "index.written", "decided")
+    ]
+    + [pytest.param(f"vault.{one}", marks=full) for one in ("manifest.created", "step.synced")],
+)
+def test_the_vault_dies_at_every_other_save(site: str, tmp_path: Path, undisturbed: Digests) -> None:
+    scene = Scene(tmp_path, faults=f"{site}:kill@2")
+    assert scene.play() == 0
+    scene.check(undisturbed)
+
+
+@pytest.mark.parametrize("phase", ["step", *(pytest.param(one, marks=full) for one in ("compile", "save"))])
+def test_the_only_node_is_preempted(phase: str, tmp_path: Path, undisturbed: Digests) -> None:
+    scene = Scene(tmp_path, (befalls(phase, "term", "agent"),))
+    # It has the coordinator: all save and stop, and the same command goes on.
+    assert scene.play() == 75
+    scene.check_so_far(undisturbed)
+    again = Scene(tmp_path, replicas=3)
+    assert again.play() == 0
+    again.check(undisturbed)
