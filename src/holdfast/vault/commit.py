@@ -9,7 +9,7 @@ rank can finish for one that died.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, final
 
@@ -32,6 +32,7 @@ from holdfast.format import (
     PartEntry,
     SaveId,
     ScalarEntry,
+    data_name,
     decode_manifest,
     digest,
     encode_manifest,
@@ -62,6 +63,9 @@ class Ballot(msgspec.Struct, frozen=True):
     meta: bytes = b"{}"
     replaces: str | None = None
 
+
+ORPHAN_S: Final = 5.0
+_LOOK_S: Final = 0.5
 
 _BALLOT: Final = msgspec.msgpack.Decoder(Ballot)
 
@@ -122,8 +126,18 @@ def _topic(save: SaveId) -> str:
 class Commit:
     """The agreement of one rank with the others about one save."""
 
-    def __init__(self, store: LocalStore, agreement: Agreement, order: Order, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        store: LocalStore,
+        agreement: Agreement,
+        order: Order,
+        recipe: Recipe,
+        *,
+        orphaned: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`orphaned` is asked whether this rank's trainer is gone."""
         self._store = store
+        self._orphaned = orphaned
         self._agreement = agreement
         self._order = order
         self._recipe = recipe
@@ -188,7 +202,7 @@ class Commit:
 
     def _decide(self) -> Mapping[int, Ballot]:
         try:
-            raw = self._agreement.ballots(self._topic, self._order.deadline_s)
+            raw = self._await_ballots()
             ballots = {rank: _BALLOT.decode(data) for rank, data in raw.items()}
             problem = self._problem(ballots)
             proposal = _COMMIT if problem is None else _ABORT + problem.encode()[:4000]
@@ -209,6 +223,35 @@ class Commit:
             raw = self._agreement.ballots(self._topic, self._order.deadline_s)
             ballots = {rank: _BALLOT.decode(data) for rank, data in raw.items()}
         return ballots
+
+    def _await_ballots(self) -> Mapping[int, bytes]:
+        """The ballots of all ranks. Fails: MissingRanksError.
+
+        A trainer that died before its vault knew of the save leaves nobody who could say so. Those whose own
+        trainers died with it do not wait until the deadline: if for ORPHAN_S nobody has written a part of
+        this save, nobody will.
+        """
+        deadline = Deadline(self._order.deadline_s)
+        hopeless = Deadline(ORPHAN_S)
+        while True:
+            try:
+                return self._agreement.ballots(self._topic, min(_LOOK_S, deadline.remaining()))
+            except MissingRanksError:
+                if deadline.expired() or hopeless.expired():
+                    raise
+                if not self._orphaned() or self._others_write():
+                    hopeless = Deadline(ORPHAN_S)
+
+    def _others_write(self) -> bool:
+        """Whether somebody is at work on another part of this save."""
+        folder, save = step_folder(self._order.save.step), self._order.save
+        mine = data_name(self._recipe.part, save.attempt)
+        theirs = [
+            name
+            for name in self._store.names(folder)
+            if name != mine and (found := parse_file_name(name)) is not None and found.attempt == save.attempt
+        ]
+        return any(self._store.is_written(folder, name) for name in theirs)
 
     def _problem(self, ballots: Mapping[int, Ballot]) -> str | None:
         for rank, ballot in sorted(ballots.items()):

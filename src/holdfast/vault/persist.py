@@ -58,6 +58,8 @@ class Job:
         self.recipe = recipe
         self.image = image[: recipe.size]
         self.staged = False
+        self.orphaned = False
+        """Whether its trainer is gone."""
         self.digests = b""
         """Those of all blocks, once they are hashed."""
         self.intent: Intent | None = None
@@ -171,7 +173,7 @@ class Persister:
 
     def _persist(self, job: Job) -> Outcome:
         order = job.order
-        commit = Commit(self._store, self._agreement, job.order, job.recipe)
+        commit = Commit(self._store, self._agreement, job.order, job.recipe, orphaned=lambda: job.orphaned)
         try:
             faults.site("vault.begin")
             if is_committed(self._store, order.save):  # a vault that died right after the commit

@@ -319,6 +319,7 @@ class Session:
         with self._lock:
             jobs = list(self._jobs.values())
         for job in jobs:
+            job.orphaned = True
             job.abort("the trainer ended before the save was staged")
         trusted = not died or self._is_gone()
         busy = {job.order.slot for job in jobs}
