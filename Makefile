@@ -60,6 +60,7 @@ test-full: lint
 SEEDS ?= 0:100000
 chaos: $(INSTALLED)
 	$(BIN)/python -m holdfast.testing.coordination --seeds $(SEEDS) --jobs $(JOBS)
+	$(BIN)/python -m holdfast.testing.supervision --seeds 0:5000 --jobs $(JOBS)
 	$(BIN)/pytest -m "full and process"
 
 # etcd, a peer of the coordination benchmark, where there is none. Unpacked, not installed: no service starts and
@@ -76,6 +77,8 @@ bench: $(BENCH_INSTALLED) $(VENV)/etcd
 	$(BIN)/python -m bench checkpoint
 	$(BIN)/python -m bench coord
 	$(BIN)/python -m bench transfer
+	$(BIN)/python -m bench reduce
+	$(BIN)/python -m bench recovery
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

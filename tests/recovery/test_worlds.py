@@ -50,6 +50,6 @@ def test_one_world(name: str, tmp_path: Path, undisturbed_world: Digests) -> Non
     assert scene.play(60.0) == 0
     scene.check(undisturbed_world)
     if name == "kill in step":
-        # It had staged step 10, and the vault has outlived it.
+        # It had staged step 10, and the vault has outlived it; by now that may be on disk as well.
         restored = [one for one in scene.events() if isinstance(one, RunRestored)]
-        assert {(one.step, one.source) for one in restored} == {(0, "init"), (10, "vault")}
+        assert {one.step for one in restored if one.source != "init"} == {10}

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,8 @@ from holdfast.supervise.status import RunStatus
 WISH: Final = "replicas.wish"
 """A file in the run's folder with the number of replicas that the user wants from now on."""
 _LOOK_S: Final = 0.5
+_SPARE_S: Final = 2.0
+"""So much later than the policy would miss it, an agent that is stopped is continued: it only starts."""
 
 
 @final
@@ -74,7 +77,7 @@ class Launch:
             self.agents, self._conductor = agents, conductor
             for wish in self._early:
                 conductor.ask(wish)
-            stack.enter_context(self._wishes())
+            stack.enter_context(self._looking(agents))
             code = conductor.run()
             if conductor.message:
                 self._say(conductor.message)
@@ -110,8 +113,8 @@ class Launch:
                 signal.signal(number, handler)
 
     @contextlib.contextmanager
-    def _wishes(self) -> Iterator[None]:
-        """Look for wishes that other processes left in the folder."""
+    def _looking(self, agents: LocalAgents) -> Iterator[None]:
+        """Look for wishes that other processes left in the folder, and for agents that are stopped."""
         over = threading.Event()
         path = self.settings.path / WISH
 
@@ -119,6 +122,7 @@ class Launch:
             while not over.wait(_LOOK_S):
                 if (replicas := taken_wish(path)) is not None:
                     self.resize(replicas)
+                agents.wake(time.monotonic(), stopped_s=self.settings.agent_dead_s + _SPARE_S)
 
         thread = threading.Thread(target=look, name="holdfast-wishes", daemon=True)
         thread.start()

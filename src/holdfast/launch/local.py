@@ -31,6 +31,7 @@ class LocalAgents:
         self._say = say
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._readers: list[threading.Thread] = []
+        self._stopped: dict[int, float] = {}
 
     def start(self, node: int) -> Stream[Report]:
         """Start the agent of `node`; never waits for it. Fails: StorageError."""
@@ -96,6 +97,17 @@ class LocalAgents:
         if (process := self._running.get(node)) is not None:
             process.send_signal(number)
 
+    def wake(self, now: float, *, stopped_s: float) -> None:
+        """Continue agents that somebody has stopped (SIGSTOP) for `stopped_s`. Call it now and then.
+
+        The policy misses one that has come up. Of one that is only starting nobody expects a word for long.
+        """
+        stopped = {process.pid for process in list(self._running.values()) if _is_stopped(process.pid)}
+        self._stopped = {pid: self._stopped.get(pid, now) for pid in stopped}
+        for process in list(self._running.values()):
+            if now - self._stopped.get(process.pid, now) >= stopped_s:
+                process.send_signal(signal.SIGCONT)
+
     def pid(self, node: int) -> int | None:
         """The process of the agent of `node`."""
         process = self._running.get(node)
@@ -115,9 +127,21 @@ class LocalAgents:
                 left.append(Process(pid))
         for process in left:
             process.signal(signal.SIGTERM)
+            process.signal(signal.SIGCONT)  # one that is stopped cannot end
         wait_all(left, flush_s)
         for process in left:
             process.close()
         end_marked({"HOLDFAST_FOLDER": folder})
         for reader in self._readers:
             reader.join(_GONE_S)
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        process = Process(pid)
+        try:
+            facts = process.facts()
+            return facts is not None and facts.state == "T"
+        finally:
+            process.close()
+    return False

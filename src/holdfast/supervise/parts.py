@@ -142,6 +142,7 @@ class Part:
                 strangers.append(Process(pid))
         for process in strangers:
             process.signal(signal.SIGTERM)
+            process.signal(signal.SIGCONT)  # one that is stopped cannot end
         wait_all(strangers, self._config.flush_s)
         for process in strangers:
             process.close()
