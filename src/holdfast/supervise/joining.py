@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import re
@@ -133,15 +134,17 @@ def _alone(name: str, samples_per_step: int | None, lanes: int) -> Run:
 
 
 def _own_token(path: Path) -> bytes:
-    """The secret of a run of one, made at its first start."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return path.read_bytes()
-    with os.fdopen(fd, "wb") as file:
-        file.write(token := secrets.token_hex(32).encode())
-    return token
+    """The secret of a run of one, made at its first start: whole, or not there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = path.with_name(f"{path.name}.{os.getpid()}")
+        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(secrets.token_hex(32))
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.link(made, path)
+        made.unlink()
+    return path.read_bytes()
 
 
 def _key(token: bytes | None) -> bytes:
