@@ -39,6 +39,7 @@ def python(*arguments: str | Path, cwd: Path, timeout_s: float) -> subprocess.Co
     )
 
 
+@pytest.mark.full
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_demo_is_killed_stopped_and_ends_in_the_same_bits(tmp_path: Path) -> None:

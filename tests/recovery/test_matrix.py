@@ -58,7 +58,6 @@ INSIDE: Final = ("restore", "meeting", "reduce", "adding")
 QUICK: Final = {
     ("kill", "start"),
     ("segv", "restore"),
-    ("exit75", "reduce"),
     ("stop", "save"),
     ("exit1", "shutdown"),
 }

@@ -63,7 +63,7 @@ PAIRS: Final = {
         Mishap(at="run.received", what="kill", slot=1, after=0),
     ),
 }
-QUICK: Final = {"worker and coordinator in the sum", "agent and vault", "all in a step"}
+QUICK: Final = {"worker and coordinator in the sum", "all in a step"}
 # Where a successor must have come before the end.
 LONG: Final = {name for name in PAIRS if "successor" in name}
 
