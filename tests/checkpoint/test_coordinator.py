@@ -148,7 +148,10 @@ def test_the_token_is_in_no_command_line_or_environment(root: Path, coordinator:
     ranks.close()
 
 
-def test_a_coordinator_that_is_not_there_is_said_at_the_first_save(root: Path, tmp_path: Path) -> None:
+def test_a_coordinator_that_is_not_there_is_said_at_the_first_save(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.coord.coord_agreement._CALL_S", 1.0)  # a restart is waited for longer
     with pytest.raises(UsageError, match="is no address"):
         Checkpointer(root, coordinator="somewhere")
     ckpt = Checkpointer(

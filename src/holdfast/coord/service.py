@@ -177,6 +177,8 @@ class Server:
         self._watched[connection.number] = connection
         if len(self._strangers) > self.limits.strangers:
             oldest = self._strangers.pop(next(iter(self._strangers)))
+            # Its end is told in a later turn; until then it must not keep others out.
+            del self._connections[oldest.number]
             oldest.drop("too many connections that did not introduce themselves")
         return True
 
