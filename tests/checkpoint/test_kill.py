@@ -45,8 +45,8 @@ def trainer(children: Children, root: Path, *options: object, **env: str) -> Chi
 
 
 def test_every_site_is_killed_here() -> None:
-    # Those of transfers are met in tests/transfer/test_faults.py.
-    ours = {site for site in faults.SITES if not site.startswith("transfer.")}
+    # The others are met in tests/transfer/test_faults.py, tests/reduce/test_kill.py and tests/recovery.
+    ours = {site for site in faults.SITES if not site.startswith(("transfer.", "reduce.", "run."))}
     assert {*TRAINER, *VAULT} == ours
 
 
