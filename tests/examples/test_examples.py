@@ -74,6 +74,7 @@ def mark_of(environ: Path) -> str:
     return found[1].decode(errors="replace") if found else ""
 
 
+@pytest.mark.full
 @pytest.mark.process
 @pytest.mark.timeout(180)
 def test_a_trainer_killed_in_a_save_ends_in_the_same_bits(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def launch(children: Children, folder: Path, *args: object, parked: int = 0) -> 
     return {path.name: path.read_bytes() for path in folder.glob("*-[01]")}
 
 
+@pytest.mark.full
 def test_a_worker_killed_in_mid_run(children: Children, tmp_path: Path) -> None:
     undisturbed = launch(children, tmp_path / "calm")
     disturbed = launch(children, tmp_path / "killed", 17, parked=2)

@@ -164,7 +164,7 @@ def test_a_node_is_lost_with_its_vault(tmp_path: Path, undisturbed: str) -> None
         ("coordinator", signal.SIGKILL),
         pytest.param("vault", signal.SIGKILL, marks=full),
         pytest.param("coordinator", signal.SIGSTOP, marks=full),
-        ("vault", signal.SIGSTOP),
+        pytest.param("vault", signal.SIGSTOP, marks=full),
     ],
 )
 def test_a_part_is_lost(part: str, number: int, tmp_path: Path, undisturbed: str) -> None:
@@ -253,6 +253,7 @@ def test_a_script_that_cannot_be_imported_ends_the_run_soon_and_is_quoted(tmp_pa
         assert "No module named 'no_such_module_at_all'" in launch.said()
 
 
+@full
 def test_resize_while_it_runs(tmp_path: Path, undisturbed: str) -> None:
     with LaunchProcess(tmp_path, "--replicas", "1", "--max-replicas", "3", lane_s=0.04) as launch:
         launch.training(1, 3)

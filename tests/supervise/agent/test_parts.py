@@ -174,6 +174,8 @@ class NoUndertaker:
 
 
 @pytest.mark.process
+# An agent has no JAX in it; this process has, after the tests of other rooms.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 @pytest.mark.parametrize(("rose", "cause"), [(0, CRASHED), (1, OUT_OF_MEMORY)])
 def test_a_kill_for_want_of_memory_has_its_own_cause(
     rose: int, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
