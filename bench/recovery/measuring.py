@@ -125,12 +125,12 @@ class Measuring:
         for key, mtbf_s, signals in (
             ("goodput_60s", 60.0, kills),
             ("goodput_15s", 15.0, kills),
-            ("15 s, half of them stopped", 15.0, both),
+            ("mixed_15s", 15.0, both),
         ):
             self._progress(f"recovery: {key}")
             took, found, losses = ours.disturbed(
                 self._folder,
-                key.replace(" ", "-"),
+                key,
                 steps,
                 replicas=REPLICAS,
                 mtbf_s=mtbf_s,
