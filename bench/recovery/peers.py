@@ -49,7 +49,7 @@ def _kill_one(folder: Path, world: int) -> float:
 def torchrun_times(folder: Path, world: int, rounds: int) -> list[float]:
     """Seconds from the SIGKILL of a worker to the next step, again and again."""
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)),
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)),
         *("--max-restarts", "1000", "--monitor-interval", "0.1"),
         *(str(HERE / "torch_trainer.py"), str(folder), _STEPS),
     ]
