@@ -65,8 +65,12 @@ def torchrun_times(folder: Path, world: int, rounds: int) -> list[float]:
             last = _await_step(folder, at + 0.25)
             found.append(last - at)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30.0)
+        process.terminate()  # it ends its workers, which are in sessions of their own
+        try:
+            process.wait(60.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(30.0)
     return found
 
 
