@@ -10,6 +10,7 @@ kept apart from the coordinator's own; at the end the histories of all calls mus
 may be left waiting.
 """
 
-from holdfast.testing.coordination.simulation import Failure, Outcome, simulate
+from holdfast.testing.coordination.simulation import Outcome, simulate
+from holdfast.testing.seeds import Failure
 
 __all__ = ["Failure", "Outcome", "simulate"]

@@ -20,16 +20,7 @@ from holdfast.testing.coordination.service import Service
 from holdfast.testing.coordination.tasks import Ask, Record, Script
 from holdfast.testing.coordination.world import Clock, World
 from holdfast.testing.linearizability import check, meeting_problems
-
-
-class Failure(AssertionError):
-    """A seed under which something went wrong; `trace` says how it came to that."""
-
-    def __init__(self, seed: int, problem: str, trace: list[str]) -> None:
-        super().__init__(f"seed {seed}: {problem}")
-        self.seed = seed
-        self.problem = problem
-        self.trace = trace
+from holdfast.testing.seeds import Failure
 
 
 @dataclass(frozen=True, slots=True)

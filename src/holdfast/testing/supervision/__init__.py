@@ -10,6 +10,7 @@ must hold is checked by an account of its own: nobody shares a seat, budgets and
 as it should, in time, and nothing is left behind.
 """
 
-from holdfast.testing.supervision.simulation import Failure, Outcome, simulate
+from holdfast.testing.seeds import Failure
+from holdfast.testing.supervision.simulation import Outcome, simulate
 
 __all__ = ["Failure", "Outcome", "simulate"]

@@ -18,6 +18,7 @@ from holdfast.testing.coordination.network import Network
 from holdfast.testing.coordination.service import Service
 from holdfast.testing.coordination.tasks import Record
 from holdfast.testing.coordination.world import Clock, World
+from holdfast.testing.seeds import Failure
 from holdfast.testing.supervision.agents import Agent, Machine
 from holdfast.testing.supervision.edge import Edge
 from holdfast.testing.supervision.faults import Faults
@@ -38,16 +39,6 @@ KINDS: Final = (PLAIN,) * 11 + (TIGHT,) * 3 + (POISON, BROKEN, REFUSES, STOPPED_
 
 _PEACE_S: Final = 240.0
 """Once nothing goes wrong any more the run must be over within so much time."""
-
-
-class Failure(AssertionError):
-    """A seed under which something went wrong; `trace` says how it came to that."""
-
-    def __init__(self, seed: int, problem: str, trace: list[str]) -> None:
-        super().__init__(f"seed {seed}: {problem}")
-        self.seed = seed
-        self.problem = problem
-        self.trace = trace
 
 
 @dataclass(frozen=True, slots=True)
