@@ -194,12 +194,10 @@ def demo(folder: Path, *, plain: bool) -> bool:
     print("3/3  what came of it\n")
     print(table(["what", "step", "known after", "next step", "full size"], recoveries(records, blows)))
     rough = goodput(records)
-    share = "unknown" if rough.ratio is None else f"{100 * rough.ratio:.0f}%"
     print(
         f"\n  known after: from the signal; next step and full size: from when it was known"
-        f"\n  goodput {share}: {rough.steps} steps in {rough.actual_s:.1f} s, "
-        f"{rough.undisturbed_s:.1f} s of it at the pace of the median step"
-        f"\n  (the undisturbed run took {calm.actual_s:.1f} s)",
+        f"\n  goodput {100 * calm.actual_s / rough.actual_s:.0f}%: {calm.steps} steps took {calm.actual_s:.1f} s "
+        f"undisturbed and {rough.actual_s:.1f} s here",
         flush=True,
     )
     ends = [f"{folder / name / 'ckpt'}@{STEPS}" for name in ("undisturbed", "disturbed")]
