@@ -196,8 +196,8 @@ def demo(folder: Path, *, plain: bool) -> bool:
     rough = goodput(records)
     print(
         f"\n  known after: from the signal; next step and full size: from when it was known"
-        f"\n  goodput {100 * calm.actual_s / rough.actual_s:.0f}%: {calm.steps} steps took {calm.actual_s:.1f} s "
-        f"undisturbed and {rough.actual_s:.1f} s here",
+        f"\n  goodput {100 * calm.actual_s / rough.actual_s:.0f}%: "
+        f"{calm.steps} steps took {calm.actual_s:.1f} s undisturbed and {rough.actual_s:.1f} s here",
         flush=True,
     )
     ends = [f"{folder / name / 'ckpt'}@{STEPS}" for name in ("undisturbed", "disturbed")]
