@@ -11,13 +11,18 @@ JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
-# -qq hides progress and warnings; errors still show.
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input
-# The stamps are named after what was installed, so a changed lock or pyproject refreshes the venv.
+PIP := $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check --no-input
+# Of what pip says only what takes its time, as it happens, and errors.
+TOLD := 2> >(awk '!/^WARNING:/' >&2) | awk '/^ *(Downloading|Using cached) / && !/metadata/ { sub(/^ */, "  "); print; fflush() } \
+	/^Installing collected/ { print "  Installing " NF - 3 " packages"; fflush() }'
+# The stamps are named after what was installed, so a change of that refreshes the venv.
 SUM = $(shell cat $(1) | cksum | cut -d' ' -f1)
-INSTALLED := $(VENV)/.installed-$(call SUM,requirements.lock pyproject.toml)
+INSTALLED := $(VENV)/.installed-$(call SUM,requirements.lock pyproject.toml hatch_build.py src/holdfast/arrays/streaming.c)
 BENCH_INSTALLED := $(VENV)/.bench-$(call SUM,requirements.lock requirements-bench.lock)
-CODE := $(wildcard src tests bench examples)
+CODE := $(wildcard src tests bench examples hatch_build.py)
+
+# Bytecode is kept: tests start thousands of processes, each of which would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@sed -n 1p Makefile
@@ -26,18 +31,18 @@ install: $(INSTALLED)
 
 $(INSTALLED):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "holdfast needs Python >= 3.11; set PYTHON=")'
-	@echo "installing into $(VENV)"
+	@echo "installing into $(VENV): a minute or two"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@rm -f $(VENV)/.installed-*
-	@$(PIP) -r requirements.lock
-	@$(PIP) --no-build-isolation --no-deps -e .
+	@$(PIP) -r requirements.lock $(TOLD)
+	@$(PIP) -qq --no-build-isolation --no-deps -e .
 	@touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)
 	@echo "installing the benchmark's peers into $(VENV)"
 	@rm -f $(VENV)/.bench-*
-	@$(PIP) $$(grep '^torch==' requirements-bench.lock)
-	@$(PIP) -r requirements-bench.lock
+	@$(PIP) $$(grep '^torch==' requirements-bench.lock) $(TOLD)
+	@$(PIP) -r requirements-bench.lock $(TOLD)
 	@touch $@
 
 demo: $(INSTALLED)
@@ -53,7 +58,7 @@ test: lint
 	$(BIN)/pytest -m "process and not full"
 
 test-full: lint
-	$(BIN)/pytest -n $(JOBS) -m "not process"
+	$(BIN)/pytest -n $(JOBS) -m "not process" --hypothesis-profile=explore
 	$(BIN)/pytest -m "process"
 
 # A hundred thousand simulated runs with faults, then the long campaigns of real processes.
@@ -75,10 +80,12 @@ $(VENV)/etcd: | $(INSTALLED)
 
 bench: $(BENCH_INSTALLED) $(VENV)/etcd
 	$(BIN)/python -m bench checkpoint
+	$(BIN)/python -m bench load
 	$(BIN)/python -m bench coord
 	$(BIN)/python -m bench transfer
 	$(BIN)/python -m bench reduce
 	$(BIN)/python -m bench recovery
+	$(BIN)/python -m bench train
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

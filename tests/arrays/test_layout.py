@@ -83,7 +83,7 @@ def test_empty_cells_are_dropped_with_their_holders() -> None:
 
 
 def test_boxes_are_read_only_and_holders_sorted() -> None:
-    array = ArrayLayout("int8", (4,), [[[0, 4]]], [[3, 1]])  # type: ignore[arg-type]
+    array = ArrayLayout("int8", (4,), [[[0, 4]]], [[3, 1]])
     assert array.holders == ((1, 3),)
     with pytest.raises(ValueError, match="read-only"):
         array.boxes[0, 0, 0] = 1
@@ -111,13 +111,13 @@ def test_boxes_are_read_only_and_holders_sorted() -> None:
             r"shape \(0, 1, 2\)",
             lambda: ArrayLayout("int8", (4,), np.zeros((0, 1, 2), np.int64), ()),
         ),
-        ("empty box", lambda: ArrayLayout("int8", (4,), [[[0, 4]], [[4, 4]]], ((0,), (1,)))),  # type: ignore[arg-type]
-        ("holder sets", lambda: ArrayLayout("int8", (4,), [[[0, 4]]], ((0,), (1,)))),  # type: ignore[arg-type]
-        ("ints per box", lambda: ArrayLayout("int8", (4,), [[[0, 4]]], (0,))),  # type: ignore[arg-type]
-        ("overlap", lambda: ArrayLayout("int8", (4,), [[[0, 3]], [[2, 4]]], ((0,), (1,)))),  # type: ignore[arg-type]
-        ("cover 3 of the 4", lambda: ArrayLayout("int8", (4,), [[[0, 3]]], ((0,),))),  # type: ignore[arg-type]
-        ("float64, not ints", lambda: ArrayLayout("int8", (4,), [[[0, 4.5]]], ((0,),))),  # type: ignore[arg-type]
-        ("not inside", lambda: ArrayLayout("int8", (4,), [[[0, 5]]], ((0,),))),  # type: ignore[arg-type]
+        ("empty box", lambda: ArrayLayout("int8", (4,), [[[0, 4]], [[4, 4]]], ((0,), (1,)))),
+        ("holder sets", lambda: ArrayLayout("int8", (4,), [[[0, 4]]], ((0,), (1,)))),
+        ("ints per box", lambda: ArrayLayout("int8", (4,), [[[0, 4]]], (0,))),
+        ("overlap", lambda: ArrayLayout("int8", (4,), [[[0, 3]], [[2, 4]]], ((0,), (1,)))),
+        ("cover 3 of the 4", lambda: ArrayLayout("int8", (4,), [[[0, 3]]], ((0,),))),
+        ("float64, not ints", lambda: ArrayLayout("int8", (4,), [[[0, 4.5]]], ((0,),))),
+        ("not inside", lambda: ArrayLayout("int8", (4,), [[[0, 5]]], ((0,),))),
     ],
 )
 def test_bad_layouts_say_why(problem: str, make: object) -> None:

@@ -1,18 +1,24 @@
 """Names, dtypes, layouts and plans of trees of arrays; knows no framework, disk or network."""
 
+from holdfast.arrays.buckets import BucketLayout, BucketRules, FlatArray, Piece
 from holdfast.arrays.dtypes import TABLE, DType, dtype, stored_shape
-from holdfast.arrays.layout import ArrayLayout, Layout, cuts
+from holdfast.arrays.layout import ArrayLayout, Holders, Layout, cuts
 from holdfast.arrays.names import flatten, join, match, split, unflatten
 from holdfast.arrays.numpy_adapter import NUMPY
 from holdfast.arrays.plan import ArrayPlan, Plan, PlanCache, cached_plan, plan
 from holdfast.arrays.protocols import (
     Adapter,
     Bytes1D,
+    Copying,
     Description,
+    DeviceCopy,
     FlatTree,
+    HostMemory,
+    Landing,
     Memory,
     Placement,
     Sink,
+    Stager,
     adapters,
 )
 from holdfast.arrays.scalars import decode_scalar, encode_scalar
@@ -27,19 +33,29 @@ __all__ = [
     "Adapter",
     "ArrayLayout",
     "ArrayPlan",
+    "BucketLayout",
+    "BucketRules",
     "Bytes1D",
+    "Copying",
     "DType",
     "Description",
+    "DeviceCopy",
+    "FlatArray",
     "FlatTree",
+    "Holders",
+    "HostMemory",
+    "Landing",
     "Layout",
     "Memory",
     "Move",
+    "Piece",
     "Placement",
     "Plan",
     "PlanCache",
     "Rename",
     "Selection",
     "Sink",
+    "Stager",
     "Template",
     "Wanted",
     "adapter_of",

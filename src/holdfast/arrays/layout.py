@@ -3,18 +3,19 @@
 The boxes of an array partition it, and each box has holders: the ids of whoever has its bytes
 (devices, processes, files; any int). Most shardings are grids, which plans exploit, so a layout
 knows whether it is one. Geometry and holders repeat over thousands of arrays; equal ones are
-checked once and share their memory.
+checked once and share their memory. Boxes of a grid and tuples of holders are made when somebody
+looks at them: a reader of a checkpoint with ten thousand writers meets only a few of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from operator import index
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +34,20 @@ _HINT = "the boxes of an array must be disjoint and cover it; replicas are holde
 class Geometry:
     """Checked boxes, and how they form a grid if they do; shared between equal layouts."""
 
-    boxes: Ints
+    num_boxes: int
     cuts: Cuts | None
+    given: Ints | None = None
+    """The boxes; None where they are the cells of the cuts in row-major order."""
     order: Ints | None = None
     """The box of each row-major grid cell; None when boxes are already in that order."""
+
+    @cached_property
+    def boxes(self) -> Ints:
+        """The boxes [n, ndim, (start, stop)], read-only."""
+        if self.given is not None:
+            return self.given
+        assert self.cuts is not None
+        return _frozen(_cells(self.cuts))
 
     @cached_property
     def cut_arrays(self) -> tuple[Ints, ...]:
@@ -59,9 +70,29 @@ class Geometry:
 class Holders:
     """Who holds each box, as flat arrays: box i's holders are ids[offsets[i]:offsets[i + 1]]."""
 
-    tuples: tuple[tuple[int, ...], ...]
     ids: Ints
     offsets: Ints
+
+    @classmethod
+    def alone(cls, ids: Ints) -> Holders:
+        """One holder per box."""
+        return cls(ids, np.arange(len(ids) + 1))
+
+    def taken(self, boxes: Ints) -> Holders:
+        """The holders of these boxes, in this order; a box may be named several times."""
+        counts = self.counts[boxes]
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        starts = np.repeat(self.offsets[boxes] - offsets[:-1], counts)
+        return Holders(self.ids[starts + np.arange(offsets[-1])], offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def tuples(self) -> tuple[tuple[int, ...], ...]:
+        """The holders of each box, ascending."""
+        ids, bounds = self.ids.tolist(), self.offsets.tolist()
+        return tuple(tuple(ids[a:b]) for a, b in pairwise(bounds))
 
     @cached_property
     def counts(self) -> Ints:
@@ -71,7 +102,7 @@ class Holders:
     @cached_property
     def boxes(self) -> Ints:
         """The box that each entry of `ids` belongs to."""
-        return np.repeat(np.arange(len(self.tuples)), self.counts)
+        return np.repeat(np.arange(len(self)), self.counts)
 
     @cached_property
     def encoded(self) -> bytes:
@@ -96,7 +127,8 @@ class Holders:
         return known, np.sort(self.boxes * len(known) + place)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@final
+@dataclass(frozen=True, slots=True, eq=False, repr=False, init=False)
 class ArrayLayout:
     """Where one array lies: boxes [n, ndim, (start, stop)] that partition it, and their holders.
 
@@ -106,28 +138,33 @@ class ArrayLayout:
 
     dtype: str
     shape: tuple[int, ...]
-    boxes: Ints
-    holders: tuple[tuple[int, ...], ...]
-    geometry: Geometry = field(init=False, repr=False)
-    table: Holders = field(init=False, repr=False)
+    geometry: Geometry
+    table: Holders
 
-    def __post_init__(self) -> None:
-        shape = _shape(self.shape)
-        boxes = _boxes(self.boxes, len(shape))
-        geometry = _geometry(shape, len(boxes), boxes.tobytes())
-        self._fill(dtype_of(self.dtype).name, shape, geometry, self.holders)
+    def __init__(self, dtype: str, shape: Sequence[int], boxes: Any, holders: Any) -> None:
+        checked = _shape(shape)
+        array = _boxes(boxes, len(checked))
+        self._fill(dtype_of(dtype).name, checked, _geometry(checked, len(array), array.tobytes()), holders)
 
     def _fill(self, name: str, shape: tuple[int, ...], geometry: Geometry, holders: Any) -> None:
-        table = _holders(holders)
-        if len(table.tuples) != len(geometry.boxes):
-            raise LayoutError(f"{len(geometry.boxes)} boxes but {len(table.tuples)} holder sets")
+        table = holders if isinstance(holders, Holders) else _holders(holders)
+        if len(table) != geometry.num_boxes:
+            raise LayoutError(f"{geometry.num_boxes} boxes but {len(table)} holder sets")
         put = object.__setattr__
         put(self, "dtype", name)
         put(self, "shape", shape)
-        put(self, "boxes", geometry.boxes)
-        put(self, "holders", table.tuples)
         put(self, "geometry", geometry)
         put(self, "table", table)
+
+    @property
+    def boxes(self) -> Ints:
+        """The boxes [n, ndim, (start, stop)], read-only."""
+        return self.geometry.boxes
+
+    @property
+    def holders(self) -> tuple[tuple[int, ...], ...]:
+        """Who holds each box, ascending."""
+        return self.table.tuples
 
     @classmethod
     def whole(cls, dtype: str, shape: Sequence[int], holders: Sequence[int] = (0,)) -> ArrayLayout:
@@ -140,7 +177,7 @@ class ArrayLayout:
         dtype: str,
         shape: Sequence[int],
         cuts: Sequence[Sequence[int]],
-        holders: Sequence[Sequence[int]],
+        holders: Sequence[Sequence[int]] | Holders,
     ) -> ArrayLayout:
         """The layout cut at `cuts` (per dim, ascending, from 0 to its size), cells row-major.
 
@@ -153,7 +190,8 @@ class ArrayLayout:
         if len(holders) != cells:
             raise LayoutError(f"the grid has {cells} cells but there are {len(holders)} holder sets")
         if kept is not None:
-            holders = tuple(tuple(holders[cell]) for cell in kept)
+            table = holders if isinstance(holders, Holders) else _holders(holders)
+            holders = table.taken(np.array(kept, np.int64))
         self = cls.__new__(cls)
         self._fill(dtype_of(dtype).name, shape, geometry, holders)
         return self
@@ -177,7 +215,7 @@ class ArrayLayout:
         return xxhash.xxh3_128_hexdigest(self._encoded())
 
     def _encoded(self) -> bytes:
-        head = f"{self.dtype} {self.shape} {len(self.boxes)}\n".encode()
+        head = f"{self.dtype} {self.shape} {self.geometry.num_boxes}\n".encode()
         return head + self.boxes.astype("<i8", copy=False).tobytes() + self.table.encoded
 
     def __eq__(self, other: object) -> bool:
@@ -185,12 +223,16 @@ class ArrayLayout:
             return NotImplemented
         return (
             (self.dtype, self.shape) == (other.dtype, other.shape)
-            and self.holders == other.holders
+            and self.table.encoded == other.table.encoded
             and np.array_equal(self.boxes, other.boxes)
         )
 
     def __hash__(self) -> int:
-        return hash((self.dtype, self.shape, self.holders))
+        return hash((self.dtype, self.shape, self.table.encoded))
+
+    def __repr__(self) -> str:
+        boxes = self.geometry.num_boxes
+        return f"ArrayLayout({self.dtype}{list(self.shape)}, {boxes} boxes, {len(self.table.ids)} held)"
 
 
 def cuts(layout: ArrayLayout) -> Cuts | None:
@@ -284,7 +326,7 @@ def _holders_of(holders: tuple[tuple[int, ...], ...]) -> Holders:
     counts = np.fromiter(map(len, tuples), np.int64, len(tuples))
     offsets = np.concatenate(([0], np.cumsum(counts)))
     ids = np.fromiter((one for each in tuples for one in each), np.int64, int(offsets[-1]))
-    return Holders(tuples, ids, offsets)
+    return Holders(ids, offsets)
 
 
 @lru_cache(maxsize=4096)
@@ -297,26 +339,32 @@ def _grid(shape: tuple[int, ...], cuts: Cuts) -> tuple[Geometry, tuple[int, ...]
     if len(cuts) != len(shape):
         raise LayoutError(f"cuts for {len(cuts)} dims, but the shape is {shape}")
     cells = math.prod(len(points) - 1 for points in cuts)
-    boxes = np.empty((*(len(points) - 1 for points in cuts), len(shape), 2), np.int64)
+    if 0 in shape:
+        return _empty(shape, _frozen(_cells(cuts))), None, cells
+    if all(len(set(points)) == len(points) for points in cuts):
+        return Geometry(cells, cuts), None, cells
+    boxes = _cells(cuts)
+    full = (boxes[:, :, 1] > boxes[:, :, 0]).all(axis=1)
+    distinct = tuple(tuple(sorted(set(points))) for points in cuts)
+    return Geometry(int(full.sum()), distinct), tuple(np.flatnonzero(full).tolist()), cells
+
+
+def _cells(cuts: Cuts) -> Ints:
+    """The cells of a grid, in row-major order."""
+    counts = [len(points) - 1 for points in cuts]
+    boxes = np.empty((*counts, len(cuts), 2), np.int64)
     for dim, points in enumerate(cuts):
-        along = (-1, *[1] * (len(shape) - 1 - dim))
+        along = (-1, *[1] * (len(cuts) - 1 - dim))
         boxes[..., dim, 0] = np.array(points[:-1]).reshape(along)
         boxes[..., dim, 1] = np.array(points[1:]).reshape(along)
-    boxes = boxes.reshape(cells, len(shape), 2)
-    if 0 in shape:
-        return _empty(shape, _frozen(boxes)), None, cells
-    kept = None
-    if any(len(set(points)) != len(points) for points in cuts):
-        full = (boxes[:, :, 1] > boxes[:, :, 0]).all(axis=1)
-        kept, boxes = tuple(np.flatnonzero(full).tolist()), boxes[full]
-        cuts = tuple(tuple(sorted(set(points))) for points in cuts)
-    return Geometry(_frozen(boxes), cuts), kept, cells
+    return boxes.reshape(math.prod(counts), len(cuts), 2)
 
 
 def _empty(shape: tuple[int, ...], boxes: Ints) -> Geometry:
     """The geometry of an array without elements: nothing in it is ever copied."""
     whole: Cuts = tuple((0, size) for size in shape)
-    return Geometry(boxes, whole if boxes.tolist() == [list(map(list, whole))] else None)
+    one = boxes.tolist() == [list(map(list, whole))]
+    return Geometry(len(boxes), whole if one else None, boxes)
 
 
 def _frozen(array: Ints) -> Ints:
@@ -342,7 +390,7 @@ def _geometry(shape: tuple[int, ...], num_boxes: int, encoded: bytes) -> Geometr
     grid = _as_grid(shape, boxes)
     if grid is None:
         _check_partition(shape, boxes)
-        return Geometry(boxes, None)
+        return Geometry(len(boxes), None, boxes)
     return grid
 
 
@@ -361,7 +409,7 @@ def _as_grid(shape: tuple[int, ...], boxes: Ints) -> Geometry | None:
     if cells != len(boxes) or (np.bincount(cell, minlength=cells) != 1).any():
         return None
     in_order = bool((cell == np.arange(cells)).all())
-    return Geometry(boxes, tuple(points), None if in_order else np.argsort(cell))
+    return Geometry(len(boxes), tuple(points), boxes, None if in_order else np.argsort(cell))
 
 
 def _check_partition(shape: tuple[int, ...], boxes: Ints) -> None:

@@ -7,10 +7,11 @@ from typing import Any, final
 
 import numpy as np
 
+from holdfast.arrays.copying import address_of
 from holdfast.arrays.dtypes import dtype as dtype_of
 from holdfast.arrays.layout import ArrayLayout
 from holdfast.arrays.names import flatten
-from holdfast.arrays.protocols import Bytes1D, Description, FlatTree, Memory, Placement
+from holdfast.arrays.protocols import Bytes1D, Description, FlatTree, Memory, Placement, Stager
 
 
 def _describe(leaf: Any, world: int) -> Description:
@@ -27,12 +28,15 @@ class NumpySink:
     def __init__(self, leaf: Any, world: int) -> None:
         self.description = _describe(leaf, world)
         self.scalar = isinstance(leaf, np.generic)
+        # Looked up once: small arrays are placed by the thousand.
+        self.dtype = dtype_of(self.description.layout.dtype).numpy
+        self.shape = self.description.layout.shape
 
 
 def _placed(placement: Placement) -> Any:
-    layout = placement.sink.description.layout
-    array = placement.boxes[0].view(dtype_of(layout.dtype).numpy).reshape(layout.shape)
-    if placement.sink.scalar:
+    sink = placement.sink
+    array = placement.boxes[0].view(sink.dtype).reshape(sink.shape)
+    if sink.scalar:
         return array[()]
     return array if placement.alias else array.copy()
 
@@ -65,7 +69,7 @@ class NumpyAdapter:
 
     def memory(self, leaf: Any, ordinal: int) -> Memory:
         array = np.ascontiguousarray(leaf)
-        return Memory(array.__array_interface__["data"][0], array)
+        return Memory(address_of(array), array)
 
     def host(self, leaf: Any, ordinal: int) -> Bytes1D:
         # Its owner must not change it while it is held; numpy frees nothing that is looked at.
@@ -77,6 +81,12 @@ class NumpyAdapter:
 
     def place(self, batch: Sequence[Placement]) -> list[Any]:
         return [_placed(placement) for placement in batch]
+
+    def landing(self, sinks: Sequence[Any]) -> None:
+        return None
+
+    def stager(self) -> Stager | None:
+        return None
 
 
 NUMPY = NumpyAdapter()

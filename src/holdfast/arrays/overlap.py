@@ -46,12 +46,12 @@ class Overlap:
 def overlaps(source: Geometry, target: Geometry, boxes: Ints) -> Overlap:
     """Where the target boxes numbered `boxes` (ascending, distinct) meet the source boxes."""
     if not len(boxes):
-        ndim = source.boxes.shape[1]
+        ndim = source.boxes.shape[1] if source.cuts is None else len(source.cuts)
         none, corner = np.empty(0, np.int64), np.empty((0, ndim), np.int64)
         return Overlap(none, none, none, corner, corner)
     if source.cuts is None or target.cuts is None:
         return _pairwise(source.boxes, target.boxes, boxes)
-    if len(boxes) == 1 or 8 * len(boxes) < len(target.boxes):
+    if len(boxes) == 1 or 8 * len(boxes) < target.num_boxes:
         parts = [_grids(source, target, target.boxes[box].tolist()) for box in boxes]
         if len(parts) == 1:
             return parts[0]
@@ -69,11 +69,11 @@ def _joined(parts: list[Overlap]) -> Overlap:
 def _chosen(every: Overlap, target: Geometry, boxes: Ints) -> Overlap:
     """The rows of `boxes` out of those of every cell, sorted by their place in `boxes`."""
     box = every.place if target.order is None else target.order[every.place]
-    place_of = np.full(len(target.boxes), -1, np.int64)
+    place_of = np.full(target.num_boxes, -1, np.int64)
     place_of[boxes] = np.arange(len(boxes))
     place = place_of[box]
     index = np.argsort(place, kind="stable")
-    if len(boxes) < len(target.boxes):
+    if len(boxes) < target.num_boxes:
         index = index[np.searchsorted(place[index], 0) :]
     chosen = every.rows(index)
     return Overlap(place[index], chosen.source_box, chosen.turn, chosen.lo, chosen.hi)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.arrays.layout import ArrayLayout
+from holdfast.clock import Deadline
 
 Bytes1D = npt.NDArray[np.uint8]
 
@@ -94,6 +96,93 @@ class Placement(NamedTuple):
     alias: bool
 
 
+class DeviceCopy(NamedTuple):
+    """One run of bytes of a local box of a leaf, and where in host memory it goes."""
+
+    leaf: int
+    ordinal: int
+    source: int
+    target: int
+    nbytes: int
+
+
+class HostMemory(Protocol):
+    """Host memory that outlives a save, such as a slot of the vault's arena."""
+
+    address: int
+    size: int
+
+    def before_unmap(self, act: Callable[[], bool]) -> None:
+        """Have `act` called before the memory goes; it stays mapped for good where that says False."""
+        ...
+
+
+class Copying(Protocol):
+    """Copies from devices that were begun.
+
+    `captured`: the program may change its arrays at once; else only after `run`.
+    """
+
+    captured: bool
+
+    def run(self, filled: Callable[[int], None], stop: threading.Event, deadline: Deadline) -> None:
+        """Copy all; `filled(n)` says that the first n copies are done.
+
+        Blocks: until the arrays are computed and copied, or `stop` is set. Fails: TreeError, DeadlineError,
+        StagingError. No device writes to the host memory afterwards, unless that error says `stuck`.
+        """
+        ...
+
+
+class Stager(Protocol):
+    """Copies arrays from a framework's devices into host memory while the program goes on."""
+
+    def takes(self, leaf: Any) -> bool:
+        """Whether the bytes of a leaf can be copied this way."""
+        ...
+
+    def prepare(self, leaves: Sequence[Any], copies: Sequence[DeviceCopy], memory: HostMemory) -> None:
+        """Do beforehand what a first `begin` would have to. Blocks: while memory is pinned and checked."""
+        ...
+
+    def begin(
+        self,
+        leaves: Sequence[Any],
+        copies: Sequence[DeviceCopy],
+        memory: HostMemory,
+        *,
+        fenced: bool,
+    ) -> Copying:
+        """Begin to copy. `fenced`: the program changes nothing before the copies are done."""
+        ...
+
+    def announcements(self) -> list[tuple[str, str]]:
+        """The routes taken so far, and why by no better one."""
+        ...
+
+
+class Landing(Protocol):
+    """Host memory in which arrays are put together on their way to devices: little of it, used in turn.
+
+    Safe to use from several threads. `close` it, whatever happened.
+    """
+
+    def take(self, nbytes: int) -> Bytes1D:
+        """Memory for one box of an array.
+
+        Blocks: while arrays that were placed before are on their way, if it is theirs that is wanted.
+        """
+        ...
+
+    def place(self, batch: Sequence[Placement]) -> list[Any]:
+        """The arrays made of boxes that lie in memory from `take`: it is theirs until they have arrived."""
+        ...
+
+    def close(self) -> None:
+        """Return once all arrays have arrived; then the memory is given back. Fails: what one failed with."""
+        ...
+
+
 class Adapter(Source, Protocol):
     """A framework."""
 
@@ -113,6 +202,14 @@ class Adapter(Source, Protocol):
 
     def place(self, batch: Sequence[Placement]) -> list[Any]:
         """The arrays made from a batch of bytes, one for each of this adapter's sinks in it."""
+        ...
+
+    def landing(self, sinks: Sequence[Any]) -> Landing | None:
+        """Where arrays for these sinks are put together; None if they keep the memory they are made of."""
+        ...
+
+    def stager(self) -> Stager | None:
+        """What copies from this framework's devices; None if it has none but the host."""
         ...
 
 

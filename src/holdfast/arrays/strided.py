@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.arrays.copying import address_of
 from holdfast.errors import LayoutError, UsageError
 
 Dim = tuple[int, int, int]
@@ -115,9 +116,10 @@ class Move:
             raise UsageError("the target buffer is read-only")
         if not self.dims:
             end = self.source + self.run, self.target + self.run
+            # Not past the cache: targets are often fresh, and the kernel has just zeroed their lines there.
             np.copyto(target[self.target : end[1]], source[self.source : end[0]])
             return
-        width = self._width(_address(source) + self.source, _address(target) + self.target)
+        width = self._width(address_of(source) + self.source, address_of(target) + self.target)
         counts = tuple(dim[0] for dim in self.dims)
         from_strides = tuple(dim[1] for dim in self.dims)
         to_strides = tuple(dim[2] for dim in self.dims)
@@ -151,11 +153,6 @@ class Move:
             raise LayoutError(
                 f"the copy needs {role} bytes {span[0]}..{span[1]}, but the buffer has {buffer.size}"
             )
-
-
-def _address(buffer: npt.NDArray[np.uint8]) -> int:
-    address: int = buffer.__array_interface__["data"][0]
-    return address
 
 
 def _extent(run: int, dims: Iterable[Dim]) -> int:

@@ -1,0 +1,165 @@
+"""Copies past the cache: every size and alignment, nothing beyond either end, and without the library too."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import mmap
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hatch_build import LIBRARY, SOURCE, built
+from holdfast.arrays import copying
+from holdfast.arrays.copying import Batch, Copy, address_of, copy_bytes, load
+
+ROOT = Path(__file__).parents[2]
+GUARD = 96
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("cc") is None, reason="no C compiler here: the package does without the copies in C"
+)
+_random = np.random.default_rng(1).integers(0, 256, 300_000, dtype=np.uint8)
+
+
+@pytest.fixture(params=["as installed", "without the library"])
+def libraries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param != "as installed":
+        monkeypatch.setattr(copying, "_library", None)
+
+
+@given(
+    size=st.integers(0, 140_000) | st.integers(16_300, 16_500) | st.integers(0, 300),
+    at=st.integers(0, 130),
+    to=st.integers(0, 130),
+)
+def test_the_bytes_arrive_and_no_others_change(size: int, at: int, to: int) -> None:
+    target = np.full(size + to + GUARD, 0xA5, np.uint8)
+    copy_bytes(address_of(target) + to, address_of(_random) + at, size)
+    expected = np.full_like(target, 0xA5)
+    expected[to : to + size] = _random[at : at + size]
+    assert np.array_equal(target, expected)
+
+
+@pytest.mark.parametrize("size", [1, 63, 4096, 16_383, 16_384, 16_448, 50_000, 65_536])
+def test_nothing_is_touched_beyond_either_end(size: int) -> None:
+    """Both copies end where a page that nobody may touch begins."""
+    source, target = Walled(), Walled()
+    source.last(size)[:] = _random[:size]
+    copy_bytes(address_of(target.last(size)), address_of(source.last(size)), size)
+    assert np.array_equal(target.last(size), _random[:size])
+
+
+class Walled:
+    """Memory before a page that cannot be read."""
+
+    LENGTH = 1 << 17
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, self.LENGTH + mmap.PAGESIZE)
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        wall = ctypes.c_void_p(address_of(self._bytes) + self.LENGTH)
+        assert ctypes.CDLL(None).mprotect(wall, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+
+    def last(self, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        return self._bytes[self.LENGTH - size : self.LENGTH]
+
+
+@pytest.mark.parametrize("way", ["stream", "copy"])
+@pytest.mark.usefixtures("libraries")
+def test_many_at_once(way: str) -> None:
+    sizes = [0, 1, 17, 20_000, 70_001, 5]
+    sources = [np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8) for size in sizes]
+    offsets = np.cumsum([0, *(size + 3 for size in sizes)])
+    target = np.zeros(offsets[-1], np.uint8)
+    batch = Batch(
+        address_of(target),
+        offsets[:-1].astype(np.uint64),
+        np.array([address_of(source) for source in sources], np.uint64),
+        np.array(sizes, np.uint64),
+    )
+    make = batch.stream if way == "stream" else batch.copy
+    expected = np.concatenate([np.concatenate([source, np.zeros(3, np.uint8)]) for source in sources])
+    make(2, 2)
+    assert not target.any()
+    assert batch.same(0, 1), "nothing is the same as nothing"
+    assert not batch.same(3, 4)
+    make(1, 4)
+    ends = offsets[[1, 4]]
+    assert np.array_equal(target[ends[0] : ends[1]], expected[ends[0] : ends[1]])
+    assert not target[ends[1] :].any()
+    make(0, len(sizes))
+    assert np.array_equal(target, expected)
+    for number, size in enumerate(sizes):
+        for at in {0, size // 2, size - 1} if size else ():
+            sources[number][at] ^= 1
+            assert batch.same(0, number)
+            assert not batch.same(0, len(sizes))
+            assert batch.same(number + 1, len(sizes))
+            sources[number][at] ^= 1
+    assert batch.same(0, len(sizes))
+
+
+@pytest.mark.parametrize("kind", ["none", "no library", "another one"])
+def test_a_library_that_is_not_ours_is_done_without(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "_streaming.so"
+    if kind == "no library":
+        path.write_bytes(b"\x7fELF and so on")
+    elif kind == "another one":
+        path = Path(ctypes.util.find_library("m") or "libm.so.6")
+    assert load(path) is None
+
+
+@needs_compiler
+def test_an_installation_has_the_library() -> None:
+    """It is made by `make install`; where it is missing, every benchmark measures something else."""
+    assert (ROOT / LIBRARY).exists()
+    assert load() is not None
+    found: Copy = copy_bytes
+    assert found is not ctypes.memmove
+
+
+@needs_compiler
+def test_it_is_built_anew(tmp_path: Path) -> None:
+    library = tmp_path / "_streaming.so"
+    library.write_bytes(b"old")
+    assert built(ROOT / SOURCE, library) is None
+    assert load(library) is not None
+    assert list(tmp_path.iterdir()) == [library]
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/cc", "false"])
+def test_without_a_compiler_nothing_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    library = tmp_path / "_streaming.so"
+    library.write_bytes(b"built from other sources")
+    assert compiler in (built(ROOT / SOURCE, library) or "")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.process
+@needs_compiler
+@pytest.mark.parametrize("compiler", ["cc", "false"])
+def test_wheels_with_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
+    monkeypatch.setenv("CC", compiler)
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    left_out = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=left_out)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
+    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "dist").iterdir()
+    has_it = "holdfast/arrays/_streaming.so" in zipfile.ZipFile(wheel).namelist()
+    assert has_it == (compiler == "cc")
+    assert wheel.name.endswith("-none-any.whl") != has_it
+    assert ("streaming copy" in done.stdout + done.stderr) != has_it
