@@ -6,12 +6,15 @@ import errno
 import mmap
 import os
 import threading
+from contextlib import closing
 from pathlib import Path
+from typing import final
 
 import pytest
 
 from holdfast.errors import MissingPathError, OutOfSpaceError, StorageError, UsageError
 from holdfast.storage import ALIGN, TEMPORARY, Files, LocalStore
+from holdfast.storage.local import _LocalHold
 from tests.checkpoint.children import Children
 
 
@@ -197,6 +200,55 @@ def test_recycled_file_becomes_the_part(store: LocalStore) -> None:
     assert store.size("new") == 1 << 19
 
 
+class Tidy(Files):
+    """Somebody removes the folder of a file, while it is empty, right before the file is made."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def create(self, path: str, *, exclusive: bool = False) -> int:
+        if self.times:
+            self.times -= 1
+            os.rmdir(os.path.dirname(path))
+        return super().create(path, exclusive=exclusive)
+
+
+def test_a_folder_that_is_cleaned_away_as_a_part_is_begun_is_made_again(store: LocalStore) -> None:
+    other = LocalStore(store.root, files=Tidy(2))
+    other.write_part("f", "part", size=10).close()
+    assert store.size("f", "part") == 10
+    with pytest.raises(MissingPathError):
+        LocalStore(store.root, files=Tidy(100)).write_part("g", "part", size=10)
+
+
+@final
+class Crowded(Files):
+    """A folder is removed right before a file is made in it, and another rank makes it right after."""
+
+    def __init__(self) -> None:
+        self.times = 2
+
+    def create(self, path: str, *, exclusive: bool = False) -> int:
+        folder, self.times = os.path.dirname(path), self.times - 1
+        if self.times < 0:
+            return super().create(path, exclusive=exclusive)
+        os.rmdir(folder)
+        try:
+            return super().create(path, exclusive=exclusive)
+        finally:
+            os.mkdir(folder)
+
+
+def test_a_folder_that_is_there_again_by_then_is_no_reason_to_fail(store: LocalStore) -> None:
+    LocalStore(store.root, files=Crowded()).write_part("f", "part", size=10).close()
+    assert store.size("f", "part") == 10
+
+
+def test_a_recycled_file_that_is_gone_is_no_missing_folder(store: LocalStore) -> None:
+    with pytest.raises(MissingPathError, match="old"):
+        store.write_part("f", "new", size=10, recycled=("old",))
+
+
 def test_locks(store: LocalStore) -> None:
     writer = store.write_part("part", size=10)
     assert store.is_busy("part")
@@ -209,6 +261,61 @@ def test_locks(store: LocalStore) -> None:
     for reader in readers:
         reader.close()
     assert not store.is_busy("part")
+
+
+def test_a_lock_ends_with_its_writer_although_another_has_the_open_file(store: LocalStore) -> None:
+    """As a child does that a library forked."""
+    hold = store.hold("name", exclusive=True)
+    writer = store.write_part("part", size=10)
+    assert isinstance(hold, _LocalHold)
+    twins = [os.dup(hold.fd), os.dup(writer._fd)]  # type: ignore[attr-defined]
+    assert store.is_busy("name")
+    hold.close()
+    writer.close()
+    assert not store.is_busy("name")
+    assert not store.is_busy("part")
+    for fd in twins:
+        os.close(fd)
+
+
+@pytest.mark.process
+def test_locks_of_a_killed_process_do_not_live_on_in_its_forks(store: LocalStore, children: Children) -> None:
+    code = (
+        "import os, signal, sys; from holdfast.storage import LocalStore\n"
+        "from tests.checkpoint.trainer import report\n"
+        "store = LocalStore(sys.argv[1])\n"
+        "writer, hold = store.write_part('part', size=10), store.hold('name', exclusive=True)\n"
+        "if not (fork := os.fork()):\n"
+        "    hold.close(); writer.write(memoryview(b'x' * 10), 0); writer.close()\n"
+        "    report('forked'); signal.pause()\n"
+        "sys.stdin.readline()"
+    )
+    child = children.python("-c", code, store.root)
+    child.until("forked")
+    # What the child does with its copies leaves those of the parent alone.
+    assert store.is_written("part")
+    assert store.is_written("name")
+    assert store.read("part", max_bytes=10) == bytes(10)
+    child.kill()
+    child.end()
+    assert len(children.alive()) == 1
+    assert not store.is_busy("part")
+    assert not store.is_busy("name")
+
+
+def test_a_reader_that_comes_while_the_writer_commits_gets_its_lock_later(store: LocalStore) -> None:
+    writer = store.write_part("part", size=2 * ALIGN)
+    with closing(store.open_part("part")) as reader, closing(store.open_part("part")) as other:
+        assert reader.read(0, 5) == bytes(5)
+        writer.close()
+        assert not store.is_busy("part")
+        assert reader.read(ALIGN, 5) == bytes(5)
+        assert store.is_busy("part")  # not to be recycled any more
+        reader.close()
+        # The other one did not read meanwhile, and the step is pruned.
+        store.write_part("new", size=2 * ALIGN, recycled=("part",)).close()
+        with pytest.raises(MissingPathError, match="was removed while it was read"):
+            other.read_into(memoryview(mmap.mmap(-1, ALIGN)), 0)
 
 
 @pytest.mark.process

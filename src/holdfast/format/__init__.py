@@ -29,11 +29,13 @@ from holdfast.format.index import (
     Slice,
     arrays_in,
     check_block,
+    check_slice,
     decode_index,
     encode_index,
 )
 from holdfast.format.limits import MAX_HEADER, MAX_INDEX, MAX_MANIFEST
 from holdfast.format.manifest import (
+    HEAD,
     ArrayEntry,
     Manifest,
     PartEntry,
@@ -41,18 +43,27 @@ from holdfast.format.manifest import (
     decode_manifest,
     encode_manifest,
     part_index,
+    saved_by,
 )
 from holdfast.format.meta import check_meta
-from holdfast.format.owners import cells, decode_owners, encode_owners, num_cells
+from holdfast.format.owners import cells, decode_owners, encode_owners, num_cells, owner_array
 from holdfast.format.packing import ALIGN, pack
 from holdfast.format.part import Piece, lay_out
 from holdfast.format.safetensors import Tensor, decode_header, encode_header
-from holdfast.format.verify import Problem, check_size, read_index, read_manifest, verify_step
+from holdfast.format.verify import (
+    Problem,
+    check_size,
+    read_index,
+    read_manifest,
+    read_some,
+    verify_step,
+)
 from holdfast.format.versions import versions
 
 __all__ = [
     "ALIGN",
     "BLOCK",
+    "HEAD",
     "MANIFEST",
     "MAX_HEADER",
     "MAX_INDEX",
@@ -77,6 +88,7 @@ __all__ = [
     "check_block",
     "check_meta",
     "check_size",
+    "check_slice",
     "data_name",
     "decode_header",
     "decode_index",
@@ -91,12 +103,15 @@ __all__ = [
     "lay_out",
     "num_blocks",
     "num_cells",
+    "owner_array",
     "pack",
     "parse_file_name",
     "parse_step_folder",
     "part_index",
     "read_index",
     "read_manifest",
+    "read_some",
+    "saved_by",
     "step_folder",
     "verify_step",
     "versions",

@@ -6,8 +6,10 @@ every byte of a step hangs on the manifest's root.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Annotated, Final
 
@@ -29,7 +31,8 @@ _HEX = re.compile(r"[0-9a-f]*")
 _Int = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 
 
-class Slice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+# A reader may hold a million of them and they cannot form a cycle: nothing for the collector to walk.
+class Slice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """A block of an array, in C order, at an absolute byte offset of one of the part's files."""
 
     name: str
@@ -96,11 +99,13 @@ def decode_index(
     save: SaveId | None = None,
     part: int | None = None,
     max_bytes: int = MAX_INDEX,
+    slices: bool = True,
 ) -> PartIndex:
     """The part index in `data`, valid in itself and equal to what the manifest says of it.
 
     Raises CorruptError where size or digest differ, VersionError for a newer format, and
-    FormatError for everything else; never returns part of an index.
+    FormatError for everything else; never returns part of an index. Without `slices` they are left to
+    `check_slice`: whoever reads a few arrays out of thousands of parts checks what it uses.
     """
     where = "part index"
     if save is not None and part is not None:
@@ -124,8 +129,18 @@ def decode_index(
         raise FormatError(f"{where}: belongs to save {index.save}, expected {save}")
     if part is not None and index.part != part:
         raise FormatError(f"{where}: is part {index.part}, expected part {part}")
-    _check_index(index, where)
+    _check_index(index, where, slices=slices)
     return index
+
+
+def check_slice(index: PartIndex, piece: Slice, stop: Sequence[int], itemsize: int) -> None:
+    """FormatError unless a slice of the index ends at `stop`, has the right size and lies in its file."""
+    problem = _slice_problem(piece, index.files)
+    if problem is None and (piece.stop != tuple(stop) or piece.nbytes != math.prod(piece.shape) * itemsize):
+        problem = f"of {piece.nbytes} bytes ends at {show(piece.stop)}, the manifest says {show(tuple(stop))}"
+    if problem is not None:
+        where = index_name(index.part, index.save.attempt)
+        raise FormatError(f"{where}: slice of {show(piece.name)} {problem}")
 
 
 def check_block(index: PartIndex, file: int, block: int, data: checksum.Buffer) -> None:
@@ -172,18 +187,22 @@ def check_version(version: int, where: str) -> None:
 
 def _decode(data: bytes, where: str) -> PartIndex:
     try:
-        check_version(msgspec.json.decode(data, type=_Head).version, where)
         return msgspec.json.decode(data, type=PartIndex)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+            # A newer format is not a damaged one.
+            check_version(msgspec.json.decode(data, type=_Head).version, where)
         raise FormatError(f"{where}: not a part index: {reason(error)}") from None
 
 
-def _check_index(index: PartIndex, where: str) -> None:
+def _check_index(index: PartIndex, where: str, *, slices: bool = True) -> None:
     check_version(index.version, where)
     if index.part >= MAX_PARTS or len(index.files) > MAX_FILES:
         raise FormatError(f"{where}: part {index.part} with {len(index.files)} files is too large")
     for number, file in enumerate(index.files):
         _check_file(file, data_name(index.part, index.save.attempt, number), where)
+    if not slices:
+        return
     for piece in index.slices:
         if problem := _slice_problem(piece, index.files):
             raise FormatError(f"{where}: slice of {show(piece.name)} {problem}")

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.arrays.dtypes import dtype
 from holdfast.arrays.scalars import MAX_SCALAR, decode_scalar
 from holdfast.arrays.text import reason, show, text_problem
-from holdfast.errors import CorruptError, FormatError, TreeError
+from holdfast.errors import CorruptError, FormatError, TreeError, UsageError
 from holdfast.format import checksum
 from holdfast.format.ids import MANIFEST, SaveId, index_name
 from holdfast.format.index import VERSION, PartIndex, check_version, decode_index
@@ -41,6 +41,9 @@ from holdfast.format.owners import (
 FORMAT: Final = "holdfast"
 PREFIX: Final = 43
 """Bytes before those under the root: `{"root":"`, 32 hex digits, `",`."""
+
+HEAD: Final = 512
+"""The first bytes of a manifest hold its save id, as long as that may be."""
 
 _OPEN: Final = b'{"root":"'
 _Int = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
@@ -107,6 +110,22 @@ class _Head(msgspec.Struct):
     version: int
 
 
+class _RawArray(ArrayEntry, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An array whose grid is still text: that of ten thousand cells takes megabytes once it is decoded."""
+
+    cuts: msgspec.Raw  # type: ignore[assignment]
+    owners: msgspec.Raw  # type: ignore[assignment]
+
+
+class _RawManifest(Manifest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    arrays: tuple[_RawArray, ...]
+
+
+_FIELDS: Final = tuple(field for field in ArrayEntry.__struct_fields__ if field not in ("cuts", "owners"))
+_CUTS: Final = msgspec.json.Decoder(Cuts)
+_OWNERS: Final = msgspec.json.Decoder(tuple[Run, ...])
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of manifest.json.
 
@@ -135,15 +154,41 @@ def decode_manifest(data: bytes, *, max_bytes: int = MAX_MANIFEST) -> Manifest:
         raise FormatError(f"{MANIFEST}: {len(data)} bytes; the limit is {max_bytes}")
     body = _rooted(bytes(data))
     try:
-        head = msgspec.json.decode(body, type=_Head)
-        if head.format != FORMAT:
-            raise FormatError(f"{MANIFEST}: format {show(head.format)}, expected {FORMAT!r}")
-        check_version(head.version, MANIFEST)
-        manifest = msgspec.json.decode(body, type=Manifest)
+        manifest = _decoded(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        _check_head(body)  # a newer format is not a damaged one
         raise FormatError(f"{MANIFEST}: not a manifest: {reason(error)}") from None
     _check_manifest(manifest, MANIFEST)
     return manifest
+
+
+def _decoded(body: bytes) -> Manifest:
+    """The manifest in JSON. Arrays that are cut alike share their cuts, those written alike their owners."""
+    raw = msgspec.json.decode(body, type=_RawManifest)
+    cuts: dict[bytes, Cuts] = {}
+    owners: dict[bytes, tuple[Run, ...]] = {}
+    arrays: list[ArrayEntry] = []
+    for entry in raw.arrays:
+        grid, written = bytes(entry.cuts), bytes(entry.owners)
+        if grid not in cuts:
+            cuts[grid] = _CUTS.decode(grid)
+        if written not in owners:
+            owners[written] = _OWNERS.decode(written)
+        known = {field: getattr(entry, field) for field in _FIELDS}
+        arrays.append(ArrayEntry(**known, cuts=cuts[grid], owners=owners[written]))
+    rest = {field: getattr(raw, field) for field in Manifest.__struct_fields__ if field != "arrays"}
+    return Manifest(**rest, arrays=tuple(arrays))
+
+
+def _check_head(body: bytes) -> None:
+    """VersionError for a newer format, FormatError for another one; both are readable in every version."""
+    try:
+        head = msgspec.json.decode(body, type=_Head)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return
+    if head.format != FORMAT:
+        raise FormatError(f"{MANIFEST}: format {show(head.format)}, expected {FORMAT!r}")
+    check_version(head.version, MANIFEST)
 
 
 def part_index(manifest: Manifest, part: int, data: bytes) -> PartIndex:
@@ -154,6 +199,28 @@ def part_index(manifest: Manifest, part: int, data: bytes) -> PartIndex:
     index = decode_index(data, digest=entry.digest, size=entry.size, save=manifest.save, part=part)
     check_part(manifest, index)
     return index
+
+
+def saved_by(head: bytes) -> SaveId | None:
+    """The save that a manifest is of, from its first `HEAD` bytes; None if they are not those of one.
+
+    Nothing is verified: for those who know that the save was decided, and only ask whether it is there.
+    """
+    _, found, rest = head.partition(b',"save":')
+    end = rest.find(b"}") + 1
+    if not found or not head.startswith(_OPEN) or not end:
+        return None
+    try:
+        return msgspec.json.decode(rest[:end], type=SaveId)
+    except (msgspec.MsgspecError, UsageError):
+        return None
+
+
+def some_index(manifest: Manifest, entry: PartEntry, data: bytes) -> PartIndex:
+    """The index of a part for whoever reads some of its slices, and checks those (`check_slice`)."""
+    return decode_index(
+        data, digest=entry.digest, size=entry.size, save=manifest.save, part=entry.part, slices=False
+    )
 
 
 def check_part(manifest: Manifest, index: PartIndex) -> None:
@@ -223,8 +290,12 @@ def _check_manifest(manifest: Manifest, where: str) -> None:
     _check_unique([*manifest.arrays, *manifest.scalars], where)
     for scalar in manifest.scalars:
         _check_scalar(scalar, where)
+    grids: set[tuple[object, ...]] = set()
     for array in manifest.arrays:
-        _check_array(array, known, where)
+        # Decoded arrays share equal cuts and owners: what was found right once is right again.
+        grid = (id(array.cuts), id(array.owners), array.shape)
+        _check_array(array, None if grid in grids else known, where)
+        grids.add(grid)
     total = sum(array.nbytes for array in manifest.arrays)
     written = sum(part.nbytes for part in manifest.parts)
     if not total == written == manifest.nbytes:
@@ -268,9 +339,12 @@ def _check_scalar(scalar: ScalarEntry, where: str) -> None:
         raise FormatError(f"{where}: scalar {show(scalar.name)}: {error.message}") from None
 
 
-def _check_array(entry: ArrayEntry, known: bytes, where: str) -> None:
-    problem = _array_problem(entry) or cuts_problem(entry.cuts, entry.shape)
-    if problem is None:
+def _check_array(entry: ArrayEntry, known: bytes | None, where: str) -> None:
+    """Without `known` (which parts there are) its grid was checked before."""
+    problem = _array_problem(entry)
+    if problem is None and known is not None:
+        problem = cuts_problem(entry.cuts, entry.shape)
+    if problem is None and known is not None:
         try:
             check_owners(entry.owners, num_cells(entry.cuts), known)
         except FormatError as error:

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 from math import prod
+from operator import lt
+
+import numpy as np
+import numpy.typing as npt
 
 from holdfast.arrays.text import show
 from holdfast.errors import FormatError
@@ -32,6 +36,17 @@ def encode_owners(owners: Sequence[int]) -> tuple[Run, ...]:
         runs.append((first, step, end - at))
         at = end
     return tuple(runs)
+
+
+def owner_array(runs: Sequence[Run], expected_count: int) -> npt.NDArray[np.int64]:
+    """The part number of each cell; FormatError unless there are exactly `expected_count`."""
+    check_owners(runs, expected_count)
+    table = np.array(runs, np.int64).reshape(-1, 3)
+    first, step, count = table.T
+    begin = np.cumsum(count) - count
+    place = np.arange(expected_count) - np.repeat(begin, count)
+    owners: npt.NDArray[np.int64] = np.repeat(first, count) + np.repeat(step, count) * place
+    return owners
 
 
 def decode_owners(runs: Sequence[Run], expected_count: int) -> list[int]:
@@ -109,7 +124,7 @@ def cuts_problem(cuts: Cuts, shape: Sequence[int]) -> str | None:
             good = points == (0, 0)
         else:
             good = len(points) >= 2 and points[0] == 0 and points[-1] == size
-            good = good and all(a < b for a, b in pairwise(points))
+            good = good and all(map(lt, points, points[1:]))
         if not good:
             return f"cuts dimension {dim} of size {size} at {show(points)}"
     if num_cells(cuts) > MAX_CELLS:

@@ -14,7 +14,7 @@ from holdfast.format.checksum import BLOCK, block_range, num_blocks
 from holdfast.format.ids import MANIFEST, index_name, step_folder
 from holdfast.format.index import PartIndex, check_block
 from holdfast.format.limits import MAX_INDEX, MAX_MANIFEST
-from holdfast.format.manifest import Manifest, decode_manifest, part_index
+from holdfast.format.manifest import Manifest, PartEntry, decode_manifest, part_index, some_index
 from holdfast.format.safetensors import decode_header
 
 
@@ -42,6 +42,8 @@ class Problem(NamedTuple):
     block: int | None
     arrays: tuple[str, ...]
     message: str
+    cause: HoldfastError | None = None
+    """What was met: a store may be in trouble and the step be whole."""
 
 
 def read_manifest(files: StepFiles, folder: str) -> Manifest:
@@ -53,6 +55,11 @@ def read_index(files: StepFiles, folder: str, manifest: Manifest, part: int) -> 
     """The index of one part, verified against the manifest."""
     name = index_name(part, manifest.save.attempt)
     return part_index(manifest, part, files.read(folder, name, max_bytes=MAX_INDEX))
+
+
+def read_some(files: StepFiles, folder: str, manifest: Manifest, entry: PartEntry) -> PartIndex:
+    """The index of one part, verified against the manifest but for its slices (`check_slice`)."""
+    return some_index(manifest, entry, files.read(folder, entry.index, max_bytes=MAX_INDEX))
 
 
 def check_size(name: str, seen: int, expected: int) -> None:
@@ -125,5 +132,5 @@ def _verify_file(index: PartIndex, number: int, part: PartBytes) -> Iterator[tup
 
 def _problem(file: str, error: HoldfastError, block: int | None = None) -> Problem:
     if isinstance(error, CorruptError):
-        return Problem(error.file or file, error.block, error.arrays, error.message)
-    return Problem(file, block, (), error.message)
+        return Problem(error.file or file, error.block, error.arrays, error.message, error)
+    return Problem(file, block, (), error.message, error)

@@ -6,6 +6,35 @@ the first byte, so a full disk is met before damage; a crash leaves only names t
 """
 
 from holdfast.storage.files import ALIGN, Files
-from holdfast.storage.local import TEMPORARY, LocalStore, PartReader, PartWriter
+from holdfast.storage.local import TEMPORARY, LocalStore
+from holdfast.storage.places import opened
+from holdfast.storage.store import (
+    PROBE,
+    Hold,
+    PartReader,
+    PartWriter,
+    Store,
+    StoreOptions,
+    Upload,
+    Version,
+    is_trouble,
+    is_url,
+)
 
-__all__ = ["ALIGN", "TEMPORARY", "Files", "LocalStore", "PartReader", "PartWriter"]
+__all__ = [
+    "ALIGN",
+    "PROBE",
+    "TEMPORARY",
+    "Files",
+    "Hold",
+    "LocalStore",
+    "PartReader",
+    "PartWriter",
+    "Store",
+    "StoreOptions",
+    "Upload",
+    "Version",
+    "is_trouble",
+    "is_url",
+    "opened",
+]

@@ -31,8 +31,32 @@ _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 
 
-def _flock(shared: bool) -> bytes:
-    return _FLOCK.pack(fcntl.F_RDLCK if shared else fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_exclusive: dict[int, os.stat_result] = {}
+"""The descriptors of this process that have an exclusive lock, or are about to, and the file of each."""
+
+
+def _flock(kind: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0)
+
+
+def _kind(shared: bool) -> int:
+    return fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+
+
+def _in_child() -> None:
+    """A forked child has the open files of its parent, and their locks with them: it lets go of those."""
+    if not _exclusive:
+        return
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd, locked in _exclusive.items():
+        with contextlib.suppress(OSError):  # closed behind our back, and perhaps another file's by now
+            if os.path.samestat(os.fstat(fd), locked):
+                os.dup2(null, fd, inheritable=False)  # its number stays taken: the child may yet close it
+    os.close(null)
+    _exclusive.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class Files:
@@ -88,6 +112,11 @@ class Files:
         os.fsync(fd)
 
     def close(self, fd: int) -> None:
+        """Close a descriptor, and end its exclusive lock even where a child has the same open file."""
+        if fd in _exclusive:
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK))
+            _exclusive.pop(fd, None)
         os.close(fd)
 
     def lock(self, fd: int, *, shared: bool = False) -> bool:
@@ -95,9 +124,12 @@ class Files:
 
         The lock belongs to this open descriptor and ends with it, in whatever way the process ends.
         """
+        if not shared:
+            _exclusive[fd] = os.fstat(fd)  # before it has the lock: a fork may come in between
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(shared))
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(_kind(shared)))
         except OSError as error:
+            _exclusive.pop(fd, None)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False
             raise
@@ -105,7 +137,7 @@ class Files:
 
     def locked(self, fd: int, *, shared: bool = False) -> bool:
         """Whether `lock` would be refused. Asks only: probing never gets in a writer's way."""
-        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(shared))
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(_kind(shared)))
         return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
     def make_folder(self, path: str) -> bool:
@@ -169,6 +201,11 @@ class Files:
             return os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def is_at(self, fd: int, path: str) -> bool:
+        """Whether `path` names the very file that is open here."""
+        found = self.status(path)
+        return found is not None and os.path.samestat(found, os.fstat(fd))
 
     def is_folder(self, path: str) -> bool:
         """Whether `path` is a folder itself, not a link to one."""

@@ -6,23 +6,33 @@ Names are given component by component, relative to its root, and cannot escape 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import final
+from typing import Self, final
 
-from holdfast.errors import MissingPathError, OutOfSpaceError, StorageError, UsageError
+from holdfast.errors import BusyPathError, MissingPathError, OutOfSpaceError, StorageError
 from holdfast.storage.files import ALIGN, Files
+from holdfast.storage.store import Hold, PartReader, PartWriter, Store, Upload, Version, check_names
 
+_TRIES = 5
+"""How often a name is made anew that somebody has removed before it could be locked."""
 TEMPORARY = ".tmp-"
 """Prefix of files that are being made; a crash may leave them, cleaning removes them."""
 
 
 @final
-class LocalStore:
+class LocalStore(Store):
     """A folder on a file system."""
+
+    poll_s = 0.005
+    at_once = 1
+    has_locks = True
+    hold_s = 0.0
 
     def __init__(self, root: str | os.PathLike[str], *, files: Files | None = None) -> None:
         # The root may be reached through links (a user's choice); nothing below it is.
@@ -31,10 +41,11 @@ class LocalStore:
 
     def path(self, *names: str) -> str:
         """The absolute path of a name below the root."""
-        for name in names:
-            if not name or name in (".", "..") or "/" in name or "\0" in name:
-                raise UsageError(f"not a legal name inside a checkpoint folder: {name!r}")
+        check_names(names)
         return os.path.join(self.root, *names)
+
+    def below(self, *names: str) -> Self:
+        return type(self)(self.path(*names), files=self.files)
 
     def _reached(self, names: Sequence[str]) -> bool:
         """Whether every folder on the way is one itself, not a link to somewhere else."""
@@ -101,10 +112,18 @@ class LocalStore:
         found = self.files.status(self.path(*names)) if self._reached(names) else None
         return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
 
-    def free_bytes(self) -> int:
-        """Bytes that may still be written here."""
-        with self._doing("measure", self.root):
-            return self.files.free_bytes(self.root)
+    def walk(self) -> Iterator[tuple[str, ...]]:
+        for name in self.names():
+            if self.exists(name):
+                yield (name,)
+            elif self.files.is_folder(self.path(name)):
+                yield from ((name, *rest) for rest in self.below(name).walk())
+
+    def having(self, folders: Sequence[str], name: str) -> list[str]:
+        return [folder for folder in folders if self.exists(folder, name)]
+
+    def is_place(self) -> bool:
+        return os.path.isdir(self.root)
 
     # ---- small files
 
@@ -133,13 +152,20 @@ class LocalStore:
             self.files.sync_folder(os.path.dirname(path))
         return created
 
-    def replace(self, *names: str, data: bytes) -> None:
-        """Put `data` under a name, durably: a reader sees the old file or the new one. Atomic."""
+    def replace(self, *names: str, data: bytes, expected: Version | None = None) -> bool:
+        """Put `data` under a name, durably: a reader sees the old file or the new one. Atomic.
+
+        A file system cannot tell versions apart at a rename: writers keep each other out by locks.
+        """
         path = self.path(*names)
         with self._doing("replace", path):
             with self._temporary(path, data) as temporary:
                 self.files.rename(temporary, path)
             self.files.sync_folder(os.path.dirname(path))
+        return True
+
+    def version(self, *names: str) -> Version | None:
+        return None
 
     @contextmanager
     def _temporary(self, path: str, data: bytes) -> Iterator[str]:
@@ -166,11 +192,46 @@ class LocalStore:
                 return False
         return True
 
+    def remove_all(self, folder: str, names: Sequence[str]) -> None:
+        for name in names:
+            self.remove(folder, name)
+
     def move(self, source: Sequence[str], target: Sequence[str]) -> None:
         """Rename a file. Not durable until both folders are synced."""
         path = self.path(*source)
         with self._doing("move", path):
             self.files.rename(path, self.path(*target))
+
+    def hold(self, *names: str, exclusive: bool, holder: str = "") -> Hold | None:
+        path = self.path(*names)
+        tries = 0
+        with self._doing("lock", path):
+            while True:
+                held = _LocalHold(self, names, self.files.create(path))
+                locked = self.files.lock(held.fd)
+                if not locked and exclusive:
+                    held.close()
+                    return None
+                tries += 1
+                # Whoever cleans up may take the name, for a moment, between its making and the lock on it.
+                if tries == _TRIES or (locked and self.files.is_at(held.fd, path)):
+                    break
+                held.close()
+                time.sleep(self.poll_s)
+        if holder:
+            with contextlib.suppress(OSError):  # only for a message in another process
+                os.ftruncate(held.fd, 0)
+                os.pwrite(held.fd, holder.encode(), 0)
+        return held
+
+    def holder(self, *names: str) -> str:
+        with contextlib.suppress(StorageError):
+            return self.read(*names, max_bytes=4096).decode(errors="replace")
+        return ""
+
+    def age_s(self, *names: str) -> float | None:
+        found = self.files.status(self.path(*names)) if self._reached(names) else None
+        return None if found is None else max(0.0, time.time() - found.st_mtime)
 
     def is_written(self, *names: str) -> bool:
         """Whether a live process is writing this file."""
@@ -196,17 +257,36 @@ class LocalStore:
         `recycled` names an old file to be overwritten: its blocks are allocated already, which saves the
         file system most of the work of a fresh file.
         """
+        tries = 0
+        while True:
+            try:
+                return self._begin_part(names, size, recycled)
+            except MissingPathError:
+                tries += 1
+                # Whoever cleans up may take the folder while it is empty.
+                if tries == _TRIES or (recycled is not None and not self.exists(*recycled)):
+                    raise
+
+    def _begin_part(self, names: Sequence[str], size: int, recycled: Sequence[str] | None) -> PartWriter:
         path = self.path(*names)
+        if len(names) > 1:
+            self.make_folder(*names[:-1])
         if recycled is not None:
             self.move(recycled, names)
         with self._doing("write", path):
-            return PartWriter(self, path, size)
+            return LocalPartWriter(self, path, size)
 
-    def open_part(self, *names: str, direct: bool = True) -> PartReader:
+    def open_part(self, *names: str, direct: bool = True, ahead: bool = True) -> PartReader:
         """A reader of a part file."""
         path = self._checked(names)
         with self._doing("open", path):
-            return PartReader(self, path, direct=direct)
+            return _LocalPartReader(self, path, direct=direct)
+
+    def uploads(self) -> list[Upload]:
+        return []
+
+    def drop_upload(self, upload: Upload) -> None:
+        self.remove(*upload.names)
 
     @contextmanager
     def _doing(self, what: str, path: str) -> Iterator[None]:
@@ -217,8 +297,24 @@ class LocalStore:
 
 
 @final
-class PartWriter:
-    """Writes one part file from any number of threads; `close` in any case."""
+class _LocalHold(Hold):
+    """The advisory lock on a file of that name."""
+
+    def __init__(self, store: LocalStore, names: Sequence[str], fd: int) -> None:
+        self.fd = fd
+        self._store = store
+        self._names = names
+
+    def close(self, *, remove: bool = False) -> None:
+        if remove:
+            with suppress(StorageError):
+                self._store.remove(*self._names)
+        self._store.files.close(self.fd)
+
+
+@final
+class LocalPartWriter(PartWriter):
+    """Writes one part file, its space reserved and locked against cleaning."""
 
     def __init__(self, store: LocalStore, path: str, size: int) -> None:
         self.path = path
@@ -230,7 +326,11 @@ class PartWriter:
         try:
             # Held until close: cleaning leaves the files of a live writer alone.
             if not self._files.lock(self._fd):
-                raise StorageError(f"{path} is being written by another process", path=path)
+                raise BusyPathError(
+                    f"{path} is being written by another process",
+                    path=path,
+                    hint="a vault of an earlier connection may still be at it; the next save starts afresh",
+                )
             self._reserve()
             self._direct = self._files.reopen_direct(path)
         except BaseException:
@@ -272,16 +372,17 @@ class PartWriter:
 
 
 @final
-class PartReader:
-    """Reads ranges of one part file from any number of threads; `close` in any case."""
+class _LocalPartReader(PartReader):
+    """Reads ranges of one part file, past the page cache where that is possible."""
 
     def __init__(self, store: LocalStore, path: str, *, direct: bool) -> None:
         self.path = path
         self._store = store
         self._files = store.files
         self._fd = self._files.open_read(path)
-        # A shared lock keeps the file from being recycled under this reader.
-        self._files.lock(self._fd, shared=True)
+        # A shared lock keeps the file from being recycled under this reader. A writer that has just
+        # committed still has its own: then it is asked for again at every read.
+        self._held = self._files.lock(self._fd, shared=True)
         self._direct = self._files.open_read_direct(path) if direct else None
         self.size = self._files.size(self._fd)
 
@@ -289,13 +390,26 @@ class PartReader:
         """Fill an ALIGN-aligned buffer from an ALIGN-aligned offset; fewer bytes only at the end."""
         fd = self._fd if self._direct is None else self._direct
         with self._store._doing("read", self.path):
+            self._hold()
             return self._files.read_at(fd, buffer, offset)
 
     def read(self, offset: int, length: int) -> bytes:
         """A small range, through the page cache."""
         data = bytearray(max(0, min(length, self.size - offset)))
         with self._store._doing("read", self.path):
+            self._hold()
             return bytes(data[: self._files.read_at(self._fd, data, offset)])
+
+    def _hold(self) -> None:
+        if self._held:
+            return
+        held = self._files.lock(self._fd, shared=True)
+        # Another save's bytes may be in it by now, if the step was pruned meanwhile.
+        if not self._files.is_at(self._fd, self.path):
+            raise MissingPathError(
+                f"{self.path} was removed while it was read", path=self.path, hint="load a newer step"
+            )
+        self._held = held
 
     def close(self) -> None:
         """Release the descriptors."""
