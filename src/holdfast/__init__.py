@@ -10,13 +10,22 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.checkpoint import Checkpointer, SaveHandle
+    from holdfast.checkpoint import Checkpointer, SaveHandle, export_hub, load_hub, save_hub
     from holdfast.errors import HoldfastError
     from holdfast.supervise import join
 
 __version__ = "0.1.0"
 
-__all__ = ["Checkpointer", "HoldfastError", "SaveHandle", "__version__", "join"]
+__all__ = [
+    "Checkpointer",
+    "HoldfastError",
+    "SaveHandle",
+    "__version__",
+    "export_hub",
+    "join",
+    "load_hub",
+    "save_hub",
+]
 
 # Every public name and the room it comes from. `__all__` and the imports above repeat it, because
 # type checkers read only literals; tests/house/test_public_names.py holds the three together.
@@ -24,7 +33,10 @@ _HOME = {
     "Checkpointer": "holdfast.checkpoint",
     "HoldfastError": "holdfast.errors",
     "SaveHandle": "holdfast.checkpoint",
+    "export_hub": "holdfast.checkpoint",
     "join": "holdfast.supervise",
+    "load_hub": "holdfast.checkpoint",
+    "save_hub": "holdfast.checkpoint",
 }
 
 

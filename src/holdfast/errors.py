@@ -4,19 +4,25 @@
     ├── UsageError                 a wrong call or argument (also a ValueError)
     │   ├── TreeError              a tree whose leaves cannot be named or stored
     │   ├── LayoutError            a layout or plan that does not make sense
+    │   ├── ConfigError            a run's config has mistakes; lists every one, with the setting to change
     │   └── MismatchError          a template and what is to fill it disagree; lists every offender
     ├── DeadlineError              a wait ran out; says who was waited for (also a TimeoutError)
+    ├── DataError                  training data missing, damaged or unfit; names file and offset
     ├── FormatError                bytes on disk that are not a valid checkpoint
     │   ├── CorruptError           a checksum does not match; names file, block and arrays
     │   └── VersionError           written by a newer Holdfast
-    ├── StorageError               the file system refused; carries path and errno
+    ├── StorageError               the file system or object store refused; carries path and errno
     │   ├── OutOfSpaceError
     │   ├── ReadOnlyError
-    │   └── MissingPathError
+    │   ├── MissingPathError
+    │   ├── BusyPathError          another live process writes this file
+    │   ├── AccessError            an object store refused the credentials, or there are none
+    │   └── UnfitStoreError        a store without conditional writes: a commit could not be told from a clash
     ├── CheckpointError
     │   ├── NoCheckpointError      nothing to load
     │   ├── StepExistsError        a good step is never overwritten unless asked
     │   ├── SaveError              a save failed; the previous step stays loadable
+    │   ├── MirrorError            a step is committed, and will not be on the mirror
     │   └── LeaseError             another live run writes to this folder
     ├── AgreementError             the writers of a save did not agree
     │   └── MissingRanksError      names the ranks that never answered (also a DeadlineError)
@@ -35,11 +41,13 @@
     │   ├── VersionGoneError       the peer has no such name or version (any more)
     │   ├── IntegrityError         bytes arrived that are not those that were sent
     │   └── TransferCancelled      it was cancelled here
+    ├── StagingError               state could not be copied off a device by this route
     ├── WorldError                 a framework's world of several workers could not be started or left
     ├── BundleError                an executable bundle was refused; nothing of it was loaded
     ├── ReduceError                lanes could not be summed; what is folded here stays
     │   ├── ReplicaLostError       a member that is needed is gone; `slots` names it
     │   └── ReplicaLateError       a member that is needed did not answer in time (also a DeadlineError)
+    ├── DivergedError              this worker's state is not that of the others; names slots and arrays
     └── VaultError                 the vault refused or broke the protocol
         └── VaultDiedError         the vault process is gone
 
@@ -76,6 +84,16 @@ class LayoutError(UsageError):
     """A layout or plan that does not make sense."""
 
 
+class ConfigError(UsageError):
+    """A run's config has mistakes; every one is listed at once, each with the setting to change."""
+
+    def __init__(self, problems: Iterable[str], *, hint: str | None = None) -> None:
+        self.problems = tuple(problems)
+        lines = "\n".join(f"  - {problem}" for problem in self.problems)
+        many = f"{len(self.problems)} mistakes" if len(self.problems) != 1 else "a mistake"
+        super().__init__(f"the config has {many}:\n{lines}", hint=hint)
+
+
 class MismatchError(UsageError):
     """A template and what it is to be filled from disagree; every offender is listed at once."""
 
@@ -93,6 +111,17 @@ class MismatchError(UsageError):
 
 class DeadlineError(HoldfastError, TimeoutError):
     """A wait ran out. The message says who was waited for and since when."""
+
+
+class DataError(HoldfastError):
+    """Training data that is missing, damaged or does not fit. `file` and `offset` (in bytes) say where."""
+
+    def __init__(
+        self, message: str, *, file: str | None = None, offset: int | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.file = file
+        self.offset = offset
 
 
 class FormatError(HoldfastError):
@@ -154,6 +183,18 @@ class MissingPathError(StorageError):
     """The path is not there."""
 
 
+class BusyPathError(StorageError):
+    """Another live process is writing this file."""
+
+
+class AccessError(StorageError):
+    """An object store refused the credentials, or there are none for it."""
+
+
+class UnfitStoreError(StorageError):
+    """An object store that does not honour conditional writes; nothing was saved there."""
+
+
 _OS_ERRORS: dict[int, tuple[type[StorageError], str | None]] = {
     errno.ENOSPC: (OutOfSpaceError, "free space or keep fewer steps; earlier steps are untouched"),
     errno.EDQUOT: (OutOfSpaceError, "the quota is spent; earlier steps are untouched"),
@@ -180,6 +221,10 @@ class StepExistsError(CheckpointError):
 
 class SaveError(CheckpointError):
     """A save failed; the previous step stays loadable."""
+
+
+class MirrorError(CheckpointError):
+    """A step is committed, and will not be on the mirror; the message says why."""
 
 
 class LeaseError(CheckpointError):
@@ -262,6 +307,17 @@ class TransferCancelled(TransferError):
     """The transfer was cancelled by its caller."""
 
 
+class StagingError(HoldfastError):
+    """State could not be copied off a device by this route; another is taken, and the save goes on.
+
+    `stuck`: a copy may still be under way, so the memory it goes to must not be used again.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, stuck: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.stuck = stuck
+
+
 class WorldError(HoldfastError):
     """A framework's world of several workers could not be started or left."""
 
@@ -284,6 +340,10 @@ class ReplicaLostError(ReduceError):
 
 class ReplicaLateError(ReduceError, DeadlineError):
     """A member whose lanes or share are needed did not answer in time."""
+
+
+class DivergedError(HoldfastError):
+    """This worker's state is not that of the other replicas: it was damaged here, or nobody can say where."""
 
 
 class VaultError(HoldfastError):

@@ -112,7 +112,11 @@ def connect(address: str) -> socket.socket:
     place = parse(address)
     sock = socket.socket(socket.AF_UNIX if place.path else socket.AF_INET, socket.SOCK_STREAM)
     sock.settimeout(TIMEOUT_S)
-    sock.connect(place.path or (place.host, place.port))
+    try:
+        sock.connect(place.path or (place.host, place.port))
+    except BaseException:
+        sock.close()
+        raise
     if not place.path:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock

@@ -42,6 +42,12 @@ class TestSharedFolderOfTwo(TestSharedFolder):
 class TestSharedFolderInProcesses(AgreementProcessConformance):
     world = 3
     factory = "tests.coord.members:made_folder"
+    exhaustive = False
+
+
+@pytest.mark.full
+class TestSharedFolderInProcessesExhaustively(TestSharedFolderInProcesses):
+    exhaustive = True
 
 
 def test_records_are_freed(tmp_path: Path) -> None:

@@ -53,10 +53,16 @@ class TestCoordinatorOfTwo(TestCoordinator):
 class TestCoordinatorInProcesses(AgreementProcessConformance):
     world = 3
     factory = "tests.coord.coord_members:member"
+    exhaustive = False
 
     @pytest.fixture(autouse=True)
     def _run(self, coordinator: MemoryCoordinator) -> None:
         """There is a coordinator."""
+
+
+@pytest.mark.full
+class TestCoordinatorInProcessesExhaustively(TestCoordinatorInProcesses):
+    exhaustive = True
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def audit(auditor: CoordClient, op: m.Op) -> Operation:
 
 
 def test_histories_are_linearizable(tmp_path: Path, children: Children) -> None:
-    check_history(tmp_path, children, seed=1, seconds=4.0)
+    check_history(tmp_path, children, seed=1, seconds=2.0)
 
 
 @pytest.mark.full

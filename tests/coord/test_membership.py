@@ -19,8 +19,8 @@ def asks(*sids: int, slot: int = -1, spare: bool = False) -> list[Candidate]:
 
 def decide(settings: Settings, candidates: list[Candidate], previous: dict[int, int], **how: float) -> object:
     times = {"since": 0.0, "enough_since": 0.0, "now": 0.0, **how}
-    outsiders = int(times.pop("outsiders", 0))
-    return verdict(settings, candidates, previous, outsiders, **times)
+    outsiders, again = int(times.pop("outsiders", 0)), bool(times.pop("again", False))
+    return verdict(settings, candidates, previous, outsiders, again=again, **times)
 
 
 def test_a_full_first_generation_forms_at_once() -> None:
@@ -32,6 +32,15 @@ def test_a_first_generation_waits_for_the_last_call() -> None:
     assert decide(settings, asks(1), {}) == (None, math.inf)
     assert decide(settings, asks(1, 2), {}, enough_since=4.0, now=4.0) == (None, 5.5)
     assert decide(settings, asks(1, 2), {}, enough_since=4.0, now=5.5) == ((1, 2), math.inf)
+
+
+def test_after_a_loss_of_all_whoever_is_ready_waits_only_shortly_for_the_others() -> None:
+    settings = Settings(min_size=1, max_size=3, last_call_s=30.0, recall_s=0.25)
+    assert decide(settings, asks(7), {}, enough_since=4.0, now=4.0) == (None, 34.0)
+    assert decide(settings, asks(7), {}, enough_since=4.0, now=4.0, again=True) == (None, 4.25)
+    assert decide(settings, asks(7, 8), {}, enough_since=4.0, now=4.25, again=True) == ((7, 8), math.inf)
+    everybody = decide(settings, asks(7, 8, 9), {}, enough_since=4.0, now=4.0, again=True)
+    assert everybody == ((7, 8, 9), math.inf)
 
 
 def test_survivors_go_on_at_once_if_nobody_else_could_come() -> None:

@@ -376,6 +376,18 @@ def test_follow_goes_on_in_a_file_that_was_replaced(tmp_path: Path) -> None:
     assert next(reading).event == Dropped(count=1)
 
 
+@pytest.mark.parametrize("longer", [0, 1, 5000], ids=["as long", "longer", "much longer"])
+def test_follow_notices_a_file_that_was_cut_and_grew_back(tmp_path: Path, longer: int) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(line({"kind": "SaveStarted", "step": 1}))
+    reading = follow(path, timeout_s=30.0)
+    assert next(reading).event == SaveStarted(step=1)
+    path.write_bytes(b"")
+    path.write_bytes(b"\n" * longer + line({"kind": "SaveStarted", "step": 2}))
+    assert next(reading).event == SaveStarted(step=2)
+    assert reading.damaged == 0
+
+
 def test_append_is_fast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Journal(tmp_path / "journal") as writer:
         writer.append(SaveStarted(step=0))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -273,3 +276,44 @@ def test_a_timeout_of_one_direction_is_not_that_of_the_other(
     there.send(Pong(1))
     assert done.wait(10.0)
     thread.join(10.0)
+
+
+FORKS = """
+import os, socket, sys
+from tests.wire.test_frames import MESSAGES, FrameSocket, Pong
+frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])), MESSAGES)
+if not os.fork():
+    frames.close()
+    os.write(int(sys.argv[2]), b"x")
+    sys.stdin.read()
+    os._exit(0)
+while True:
+    message, _ = frames.receive(timeout_s=30.0)
+    frames.send(Pong(message.number))
+"""
+
+
+@pytest.mark.process
+def test_a_connection_belongs_to_no_forked_child() -> None:
+    ours, theirs = socket.socketpair()
+    ready, said = os.pipe()
+    program = [sys.executable, "-c", FORKS, str(theirs.fileno()), str(said)]
+    parent = subprocess.Popen(program, stdin=subprocess.PIPE, pass_fds=(theirs.fileno(), said))
+    theirs.close()
+    os.close(said)
+    frames: Frames = FrameSocket(ours, MESSAGES)
+    try:
+        assert os.read(ready, 1) == b"x"
+        frames.send(Ping(3))  # what the child did with its copy has left this one alone
+        assert frames.receive(timeout_s=30.0)[0] == Pong(3)
+        parent.kill()
+        assert parent.wait(30.0) == -signal.SIGKILL
+        with pytest.raises(ConnectionLost):  # although the child lives
+            frames.receive(timeout_s=30.0)
+    finally:
+        parent.kill()
+        assert parent.stdin is not None
+        parent.stdin.close()
+        parent.wait(30.0)
+        frames.close()
+        os.close(ready)

@@ -13,8 +13,14 @@ all ballots proposes an outcome; the first proposal stands and everybody acts on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+
+def listing(ranks: Sequence[int], most: int = 32) -> str:
+    """Ranks for a message, which travels: of ten thousand only the first."""
+    more = f" and {len(ranks) - most:,} more" if len(ranks) > most else ""
+    return ", ".join(map(str, ranks[:most])) + more
 
 
 class Agreement(Protocol):
@@ -45,8 +51,11 @@ class Agreement(Protocol):
         """Propose an outcome, durably; returns the one that stands."""
         ...
 
-    def decided(self, topic: str) -> bytes | None:
-        """The outcome that stands, if any. Never blocks."""
+    def decided(self, topic: str, timeout_s: float = 0.0) -> bytes | None:
+        """The outcome that stands, if any. Blocks: until there is one, `timeout_s` at most.
+
+        Costs the same for any number of ranks, unlike `ballots`: most of a large run waits here.
+        """
         ...
 
     def forget(self, topic: str) -> None:

@@ -1,7 +1,7 @@
 """Agreement through the coordinator's keys; survives a crash of any rank, and of the coordinator.
 
     <scope>/hello/<session>/invite         rank 0 invites
-    <scope>/hello/<session>/<rank>         rank r answers every invitation it sees, with a nonce
+    <scope>/answer/<session>/<rank>        rank r answers every invitation it sees, with a nonce
     <scope>/hello/<session>/confirm        rank 0 lists the nonces it saw: only then is the session real
     <scope>/topic/<topic>/vote-<rank>      ballots
     <scope>/topic/<topic>/decision         the outcome: creating this key decides
@@ -21,9 +21,10 @@ from typing import Final, TypeVar, final
 import msgspec
 
 from holdfast.clock import Deadline
+from holdfast.coord.agreement import listing
 from holdfast.coord.client import CoordClient
 from holdfast.coord.messages import Changed
-from holdfast.errors import FencedError, KeyExistsError, MissingRanksError, UsageError
+from holdfast.errors import DeadlineError, FencedError, KeyExistsError, MissingRanksError, UsageError
 
 T = TypeVar("T")
 
@@ -31,6 +32,8 @@ _TOPIC: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,150}")
 _INLINE: Final = 4 << 10
 """Smaller records lie in the key itself, and reach the others with the news of it."""
 _PIECE: Final = 512 << 10
+_NONCE: Final = 8
+"""Bytes of a nonce: those of all ranks go to all ranks, in one value."""
 _LOOK_S: Final = 2.0
 """How often a wait makes sure that it would still be told."""
 _CALL_S: Final = 60.0
@@ -82,6 +85,19 @@ class _Mirror:
                 if found is not None or deadline.expired():
                     return found
                 self._changed.wait(deadline.remaining())
+
+
+@final
+class _Latest:
+    """The keys that a wait saw last. Looking at them one by one at every change would take their square."""
+
+    def __init__(self) -> None:
+        self.keys: Mapping[str, bytes] = {}
+
+    def found(self, keys: Mapping[str, bytes], enough: bool) -> bool | None:
+        """True, with the keys kept as they are now, if that is `enough`."""
+        self.keys = dict(keys) if enough else keys
+        return True if enough else None
 
 
 @final
@@ -226,25 +242,25 @@ class CoordAgreement:
         session = uuid.uuid4().hex[:12]
         place = f"{self._scope}/hello/{session}/"
         self._put(f"{place}invite", b"")
-        nonces: dict[int, str] = {}
+        seen = _Latest()
 
         def all_there(keys: Mapping[str, bytes]) -> bool | None:
-            for rank in range(1, self.world):
-                nonce = keys.get(str(rank))
-                if nonce is not None:
-                    nonces[rank] = nonce.decode()
-            return True if len(nonces) == self.world - 1 else None
+            # Counted first: ranks of an earlier, larger launch may answer too, and are not ours.
+            enough = len(keys) >= self.world - 1
+            return seen.found(keys, enough and all(str(rank) in keys for rank in range(1, self.world)))
 
-        if self._await(place, all_there, deadline) is None:
-            missing = [rank for rank in range(1, self.world) if rank not in nonces]
+        # Where nobody else watches: all ranks would be told of the answers of all.
+        if self._await(f"{self._scope}/answer/{session}/", all_there, deadline) is None:
+            missing = [rank for rank in range(1, self.world) if str(rank) not in seen.keys]
             raise _missing(missing, "join the run's checkpoint session")
-        self._put(f"{place}confirm", msgspec.json.encode(nonces))
+        nonces = (seen.keys[str(rank)] for rank in range(1, self.world))
+        self._put(f"{place}confirm", b"".join((bytes(_NONCE), *nonces)))
         self._sweep(session)
         return session
 
     def _answer(self, deadline: Deadline) -> str:
         place = f"{self._scope}/hello/"
-        nonce = uuid.uuid4().hex
+        nonce = uuid.uuid4().bytes[:_NONCE]
         answered: set[str] = set()
 
         def news(keys: Mapping[str, bytes]) -> tuple[str, bytes | None] | None:
@@ -253,10 +269,9 @@ class CoordAgreement:
                 session, _, what = name.partition("/")
                 if what == "invite" and session not in answered:
                     return session, None
-                if what == "confirm" and session in answered:
-                    listed = msgspec.json.decode(value, type=dict[int, str])
-                    if listed.get(self.rank) == nonce:
-                        return session, value
+                mine = value[self.rank * _NONCE : (self.rank + 1) * _NONCE]
+                if what == "confirm" and session in answered and mine == nonce:
+                    return session, value
             return None
 
         while (found := self._await(place, news, deadline)) is not None:
@@ -265,15 +280,15 @@ class CoordAgreement:
                 return session
             answered.add(session)
             # Set, not created: a rank that starts again answers an invitation that still stands anew.
-            self._set(f"{place}{session}/{self.rank}", nonce.encode())
+            self._set(f"{self._scope}/answer/{session}/{self.rank}", nonce)
         raise _missing([0], "open the run's checkpoint session")
 
     def _sweep(self, session: str) -> None:
         """Remove the records of earlier launches; the ranks of this one may still be reading theirs."""
-        prefix = f"{self._scope}/hello/"
-        for key in self._scan(prefix):
-            if not key.startswith(f"{prefix}{session}/"):
-                self._delete(key)
+        for prefix in (f"{self._scope}/hello/", f"{self._scope}/answer/"):
+            sessions = {key.removeprefix(prefix).partition("/")[0] for key in self._scan(prefix)}
+            for old in sorted(sessions - {session}):
+                self._delete(f"{prefix}{old}/", prefix=True)
 
     # ---- topics
 
@@ -284,16 +299,16 @@ class CoordAgreement:
 
     def ballots(self, topic: str, timeout_s: float) -> Mapping[int, bytes]:
         deadline = Deadline(timeout_s)
-        votes = {f"vote-{rank}": rank for rank in range(self.world)}
-        seen: dict[int, bytes] = {}
+        seen = _Latest()
 
         def enough(keys: Mapping[str, bytes]) -> bool | None:
-            seen.update((votes[name], value) for name, value in keys.items() if name in votes)
-            return True if len(seen) == self.world or "decision" in keys else None
+            return seen.found(keys, "decision" in keys or len(keys) >= self.world)
 
-        if self._await(self._key(topic, ""), enough, deadline) is None:
-            raise _missing([rank for rank in range(self.world) if rank not in seen], f"vote on {topic}")
-        found = {rank: self._read(topic, value) for rank, value in sorted(seen.items())}
+        there = self._await(self._key(topic, ""), enough, deadline) is not None
+        votes = {rank: seen.keys.get(f"vote-{rank}") for rank in range(self.world)}
+        if not there:
+            raise _missing([rank for rank, value in votes.items() if value is None], f"vote on {topic}")
+        found = {rank: self._read(topic, value) for rank, value in votes.items()}
         return {rank: data for rank, data in found.items() if data is not None}
 
     def decide(self, topic: str, outcome: bytes) -> bytes:
@@ -305,9 +320,14 @@ class CoordAgreement:
             if self._create(key, topic, outcome):
                 return outcome
 
-    def decided(self, topic: str) -> bytes | None:
+    def decided(self, topic: str, timeout_s: float = 0.0) -> bytes | None:
         key = self._key(topic, "decision")
-        return self._read(topic, self._get(key))
+        if timeout_s <= 0.0:
+            return self._read(topic, self._get(key))
+        try:
+            return self._read(topic, self._do(lambda client: client.wait(key, timeout_s)))
+        except DeadlineError:
+            return None
 
     def forget(self, topic: str) -> None:
         self._delete(self._key(topic, ""), prefix=True)
@@ -328,7 +348,7 @@ class CoordAgreement:
 
 
 def _missing(ranks: list[int], what: str) -> MissingRanksError:
-    listed = ", ".join(map(str, ranks))
+    listed = listing(ranks)
     who = f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
     return MissingRanksError(
         f"{who} did not {what} in time",

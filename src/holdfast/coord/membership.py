@@ -40,12 +40,14 @@ def verdict(
     since: float,
     enough_since: float,
     now: float,
+    again: bool = False,
 ) -> Verdict:
     """Whether the candidates can go on without those who are not there.
 
     `previous` are the members of the last generation that are alive, sid to slot; empty for the first one.
     `outsiders` are clients that are alive and could come in but have not asked. `since` is when the round
-    began, `enough_since` when there were enough for the smallest generation.
+    began, `enough_since` when there were enough for the smallest generation. `again`: there was a generation
+    before, of which nobody may be left; whoever is late comes into the one after.
     """
     closed = settings.shrink_only and bool(previous)
     able = [c for c in candidates if not closed or c.sid in previous]
@@ -64,7 +66,8 @@ def verdict(
     elif previous and usable(len(able) + outsiders, settings) == size:
         until = now  # whoever could still come would not make it larger
     else:
-        until = enough_since + settings.last_call_s
+        call_s = min(settings.last_call_s, settings.recall_s) if again else settings.last_call_s
+        until = enough_since + call_s
     if until > now:
         return Verdict(None, until)
     return Verdict(_chosen(able, previous, size))

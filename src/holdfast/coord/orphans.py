@@ -49,11 +49,16 @@ class OrphanWatch:
 
 
 def is_held(path: str) -> bool:
-    """Whether a process holds the lock on the file."""
+    """Whether a process holds the lock on the file; also if that cannot be found out.
+
+    No descriptor left, or a disk that is away for a while: that says nothing about the agent.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return True
     try:
         # Shared: those who look do not take each other for the agent.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

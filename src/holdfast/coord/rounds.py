@@ -272,6 +272,7 @@ class Rounds:
         found = verdict(
             desk.settings, candidates, previous, outsiders,
             since=self._since, enough_since=self._enough_since, now=desk.now,
+            again=desk.ledger.generation > 0,
         )  # fmt: skip
         if found.chosen is not None:
             self._form(found.chosen, previous)

@@ -16,10 +16,10 @@ class Settings:
     """The rules of one run. Times in seconds.
 
     Who is in: a generation has between `min_size` and `max_size` members, a multiple of `divisible_by`. Once
-    enough have joined, a round waits `last_call_s` for more, and `straggler_s` for members of the last
-    generation that are alive and have not come. With `shrink_only` nobody new comes in after the first
-    generation. With `rejoin` a restarted member takes its slot back in the running generation, out of sync at
-    first; without it every loss starts the next generation.
+    enough have joined, a round waits `last_call_s` for more (`recall_s` at most in a run that has had a
+    generation), and `straggler_s` for members of the last generation that are alive and have not come. With
+    `shrink_only` nobody new comes in after the first generation. With `rejoin` a restarted member takes its
+    slot back in the running generation, out of sync at first; without it every loss starts the next one.
     """
 
     run: str = "run"
@@ -30,6 +30,7 @@ class Settings:
     rejoin: bool = False
     num_lanes: int = 8
     last_call_s: float = 1.0
+    recall_s: float = 60.0
     straggler_s: float = 60.0
     heartbeat_s: float = 0.5
     suspect_s: float = 2.0

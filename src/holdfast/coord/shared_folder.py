@@ -1,4 +1,4 @@
-"""Agreement through a folder that all ranks can reach; survives a crash of any of them.
+"""Agreement through a folder or object store that all ranks can reach; survives a crash of any of them.
 
     <folder>/
       hello/<session>.invite          rank 0 invites
@@ -22,11 +22,13 @@ from typing import Final, final
 import msgspec
 
 from holdfast.clock import Deadline
+from holdfast.coord.agreement import listing
 from holdfast.errors import MissingPathError, MissingRanksError, UsageError
-from holdfast.storage import LocalStore
+from holdfast.storage import Store
 
 _MAX_RECORD: Final = 256 << 20  # a ballot of rank 0 carries the scalars and metadata of the manifest
-_POLL_S: Final = 0.005
+_LOOKS_PER_S: Final = 20_000
+"""How often all ranks together look whether a topic is decided: it is one metadata server they ask."""
 HELLO: Final = "hello"
 """The folder in which the ranks of a launch find each other."""
 _TOPIC: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,150}")
@@ -34,9 +36,9 @@ _TOPIC: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,150}")
 
 @final
 class SharedFolderAgreement:
-    """Agreement of `world` ranks through a shared folder."""
+    """Agreement of `world` ranks through a shared folder, or a place in an object store."""
 
-    def __init__(self, store: LocalStore, *, rank: int, world: int) -> None:
+    def __init__(self, store: Store, *, rank: int, world: int) -> None:
         if not 0 <= rank < world:
             raise UsageError(f"rank {rank} is not in a world of {world}")
         self.rank = rank
@@ -53,10 +55,11 @@ class SharedFolderAgreement:
         session = uuid.uuid4().hex[:12]
         self._store.create(HELLO, f"{session}.invite", data=b"{}")
         nonces: dict[int, str] = {}
+        asked = {str(rank) for rank in range(1, self.world)}
         while len(nonces) < self.world - 1:
             for name in self._store.names(HELLO):
                 parts = name.split(".")
-                if len(parts) == 3 and parts[0] == session and parts[1].isdigit():
+                if len(parts) == 3 and parts[0] == session and parts[1] in asked:
                     nonces[int(parts[1])] = parts[2]
             missing = [rank for rank in range(1, self.world) if rank not in nonces]
             self._wait(deadline, missing, "join the run's checkpoint session")
@@ -101,9 +104,10 @@ class SharedFolderAgreement:
         deadline = Deadline(timeout_s)
         ballots: dict[int, bytes] = {}
         while True:
+            cast = set(self._store.names())  # one look for all ranks: on an object store each costs a request
             for rank in range(self.world):
                 name = self._name(topic, f"vote-{rank}")
-                if rank not in ballots and self._store.exists(name):
+                if rank not in ballots and name in cast:
                     ballots[rank] = self._store.read(name, max_bytes=_MAX_RECORD)
             missing = [rank for rank in range(self.world) if rank not in ballots]
             if not missing or self.decided(topic) is not None:
@@ -116,9 +120,17 @@ class SharedFolderAgreement:
             return outcome
         return self._store.read(name, max_bytes=_MAX_RECORD)
 
-    def decided(self, topic: str) -> bytes | None:
+    def decided(self, topic: str, timeout_s: float = 0.0) -> bytes | None:
         name = self._name(topic, "decision")
-        return self._store.read(name, max_bytes=_MAX_RECORD) if self._store.exists(name) else None
+        deadline, pause = Deadline(timeout_s), self._store.poll_s
+        while True:
+            with suppress(MissingPathError):  # it may be forgotten between the two
+                if self._store.exists(name):
+                    return self._store.read(name, max_bytes=_MAX_RECORD)
+            if deadline.expired():
+                return None
+            time.sleep(min(pause, deadline.remaining()))
+            pause = min(2 * pause, max(self._store.poll_s, self.world / _LOOKS_PER_S))
 
     def forget(self, topic: str) -> None:
         for rank in range(self.world):
@@ -142,12 +154,11 @@ class SharedFolderAgreement:
             raise UsageError(f"not a legal topic: {topic!r}")
         return f"{topic}.{what}"
 
-    @staticmethod
-    def _wait(deadline: Deadline, missing: list[int], what: str) -> None:
+    def _wait(self, deadline: Deadline, missing: list[int], what: str) -> None:
         if not missing:
             return
         if deadline.expired():
-            listed = ", ".join(map(str, missing))
+            listed = listing(missing)
             raise MissingRanksError(
                 f"rank {listed} did not {what} in time"
                 if len(missing) == 1
@@ -155,4 +166,4 @@ class SharedFolderAgreement:
                 ranks=missing,
                 hint="look at the logs of those ranks: did they crash, hang or never start?",
             )
-        time.sleep(_POLL_S)
+        time.sleep(min(self._store.poll_s, deadline.remaining()))

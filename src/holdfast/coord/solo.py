@@ -38,7 +38,8 @@ class SoloAgreement:
     def decide(self, topic: str, outcome: bytes) -> bytes:
         return self._outcomes.setdefault(topic, outcome)
 
-    def decided(self, topic: str) -> bytes | None:
+    def decided(self, topic: str, timeout_s: float = 0.0) -> bytes | None:
+        # Nobody else could decide while this call waits.
         return self._outcomes.get(topic)
 
     def forget(self, topic: str) -> None:

@@ -30,6 +30,13 @@ class SaveCaptured(_Event, frozen=True):
     blocked_s: float
 
 
+class StagingRoute(_Event, frozen=True):
+    """From now on state leaves its devices by `route`; `reason` says why by no better one."""
+
+    route: str
+    reason: str = ""
+
+
 class SaveStaged(_Event, frozen=True):
     """All bytes lie in the vault; the save survives the trainer's death."""
 
@@ -111,9 +118,45 @@ class VaultReplaced(_Event, frozen=True):
 
 
 class StepPruned(_Event, frozen=True):
-    """Retention removed `step`."""
+    """Retention removed `step`; `place` says where, if not in the folder of the run."""
 
     step: int
+    place: str = ""
+
+
+class StepMirrored(_Event, frozen=True):
+    """`step` is whole on the mirror at `place`; rank 0 had to send `sent` bytes for that."""
+
+    step: int
+    place: str
+    bytes: int
+    sent: int
+    seconds: float
+
+
+class MirrorFailed(_Event, frozen=True):
+    """Copying to a mirror failed for now, and is tried again after `retry_s`."""
+
+    step: int | None
+    place: str
+    reason: str
+    retry_s: float
+
+
+class MirrorLeft(_Event, frozen=True):
+    """`step` is not on the mirror at `place`, and this vault will not copy it."""
+
+    step: int
+    place: str
+    reason: str
+
+
+class MirrorDraining(_Event, frozen=True):
+    """A run is over and its vault still copies `steps` to a mirror, for `timeout_s` at most."""
+
+    place: str
+    steps: tuple[int, ...]
+    timeout_s: float
 
 
 class Cleaned(_Event, frozen=True):
@@ -334,6 +377,18 @@ class WorkerHung(_Event, frozen=True):
     reason: str
 
 
+class WorkerFenced(_Event, frozen=True):
+    """A worker that the coordinator declared dead went on for `seconds`; it will be killed."""
+
+    node: int
+    worker: int
+    pid: int
+    slot: int
+    phase: str
+    step: int
+    seconds: float
+
+
 class StacksDumped(_Event, frozen=True):
     """Where a hung worker was is written down in `path`."""
 
@@ -388,7 +443,7 @@ class StateReceived(_Event, frozen=True):
 
 
 class RunRestored(_Event, frozen=True):
-    """A run goes on from `step`; `source` is where its state came from: vault, disk or init."""
+    """A run goes on from `step`; `source` is where its state came from: vault, disk, mirror or init."""
 
     step: int
     source: str
@@ -415,6 +470,7 @@ Event = (
     SaveStarted
     | SaveCaptured
     | SaveStaged
+    | StagingRoute
     | SaveDurable
     | SaveFailed
     | SaveSkipped
@@ -426,6 +482,10 @@ Event = (
     | VaultDied
     | VaultReplaced
     | StepPruned
+    | StepMirrored
+    | MirrorFailed
+    | MirrorLeft
+    | MirrorDraining
     | Cleaned
     | CoordinatorStarted
     | CoordinatorStopped
@@ -452,6 +512,7 @@ Event = (
     | WorkerSpawned
     | WorkerExited
     | WorkerHung
+    | WorkerFenced
     | StacksDumped
     | PartStarted
     | PartRestarted

@@ -12,6 +12,8 @@ from holdfast.journal.record import MAX_LINE, Record, decode
 
 _CHUNK: Final = 1 << 20
 _POLL_S: Final = 0.02
+# More than a line's checksum, so that lines of other events do not look the same.
+_OVERLAP: Final = 64
 
 
 @final
@@ -69,29 +71,71 @@ def _follow(
     reading: Reading, stop: Callable[[], bool] | None, deadline: Deadline, clock: Clock
 ) -> Iterator[Record]:
     lines = _Lines(reading)
-    fd = -1
+    file: _Growing | None = None
     try:
         while True:
             # Asked before reading, so that what was written before the stop is still given out.
             stopping = stop is not None and stop()
-            if fd < 0 and os.path.exists(reading.path):
-                fd = _open(reading.path)
-            while fd >= 0 and (chunk := _read_chunk(fd, reading.path)):
+            if file is None and os.path.exists(reading.path):
+                file = _Growing(reading.path)
+            while file is not None and (chunk := file.read()):
                 yield from lines.feed(chunk)
                 deadline.check(f"the end of the journal {reading.path}")
+            if file is not None and file.replaced():
+                yield from lines.end()
+                file.close()
+                file = None
+                continue
             if stopping:
                 yield from lines.end()
                 return
-            if fd >= 0 and _replaced(fd, reading.path):
-                yield from lines.end()
-                os.close(fd)
-                fd = -1
-                continue
             deadline.check(f"the next event in {reading.path}")
             clock.sleep(min(_POLL_S, deadline.remaining()))
     finally:
-        if fd >= 0:
-            os.close(fd)
+        if file is not None:
+            file.close()
+
+
+class _Growing:
+    """A file that is read as it grows, and that may be cut, written anew or replaced meanwhile."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = _open(path)
+        self._at = 0
+        self._seen = b""
+        self._rewritten = False
+
+    def read(self) -> bytes:
+        """What came since the last call; empty if nothing did, or if the file is another now.
+
+        The last bytes seen are read again with what follows them: a size alone does not tell a
+        file that was cut and has grown back.
+        """
+        overlap = len(self._seen)
+        try:
+            chunk = os.pread(self._fd, overlap + _CHUNK, self._at - overlap)
+        except OSError as error:
+            raise StorageError.from_os(error, doing="read the journal", path=self._path) from error
+        self._rewritten = not chunk.startswith(self._seen)
+        if self._rewritten:
+            return b""
+        self._seen = chunk[-_OVERLAP:]
+        self._at += len(chunk) - overlap
+        return chunk[overlap:]
+
+    def replaced(self) -> bool:
+        """Whether what was read is no longer what stands at the path."""
+        if self._rewritten:
+            return True
+        try:
+            now = os.stat(self._path)
+        except OSError:
+            return False
+        return not os.path.samestat(now, os.fstat(self._fd))
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 class _Lines:
@@ -147,14 +191,3 @@ def _read_chunk(fd: int, path: str) -> bytes:
         return os.read(fd, _CHUNK)
     except OSError as error:
         raise StorageError.from_os(error, doing="read the journal", path=path) from error
-
-
-def _replaced(fd: int, path: str) -> bool:
-    """Whether another file stands at `path`, or this one was cut below where we read."""
-    try:
-        now = os.stat(path)
-    except OSError:
-        return False
-    ours = os.fstat(fd)
-    same = (now.st_dev, now.st_ino) == (ours.st_dev, ours.st_ino)
-    return not same or now.st_size < os.lseek(fd, 0, os.SEEK_CUR)

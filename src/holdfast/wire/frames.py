@@ -13,7 +13,8 @@ import os
 import socket
 import struct
 import threading
-from typing import Final, Generic, TypeVar, final
+import weakref
+from typing import Any, Final, Generic, TypeVar, final
 
 import msgspec
 
@@ -53,6 +54,7 @@ class FrameSocket(Generic[Message]):
         self._sending = threading.Lock()
         self._pending = bytearray()
         self._fds: list[int] = []
+        _open.add(self)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -153,6 +155,10 @@ class FrameSocket(Generic[Message]):
     def close(self) -> None:
         """Release the socket and any descriptor that nobody took."""
         self.shutdown()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Release it in this process alone: another may have the same connection."""
         self._sock.close()
         self._inward.close()
         self._drop_fds()
@@ -161,3 +167,15 @@ class FrameSocket(Generic[Message]):
         for fd in self._fds:
             os.close(fd)
         self._fds = []
+
+
+_open: Final[weakref.WeakSet[FrameSocket[Any]]] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """A forked child has the sockets of its parent, whose peers would not see that it died."""
+    for one in list(_open):
+        one.let_go()
+
+
+os.register_at_fork(after_in_child=_in_child)
