@@ -22,6 +22,7 @@ from holdfast.errors import (
     ReadOnlyError,
     StorageError,
 )
+from holdfast.storage import Files
 from tests.checkpoint.children import Children
 from tests.checkpoint.disks import Buffered, Failing
 from tests.checkpoint.folder import check_clean, check_next_start
@@ -85,7 +86,7 @@ def test_disk_filled_to_the_last_byte(small_disk: Path) -> None:
     with Checkpointer(root, writer="thread", keep=None, journal=False) as ckpt:
         ckpt.save(1, tree(1)).durable(60.0)
         filler = small_disk / "filler"
-        free = ckpt._store.free_bytes()
+        free = Files().free_bytes(str(root))
         # Room for the part (3 MiB and a header) and next to nothing else.
         filler.write_bytes(bytes(free - 3 * MIB - 2 * 4096))
         with pytest.raises(StorageError):

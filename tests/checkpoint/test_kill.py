@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from holdfast import faults, journal
 from holdfast.checkpoint import Checkpointer
@@ -40,17 +42,25 @@ VAULT = {
 }
 
 
+def every_day(table: Iterable[str], *sites: str) -> list[ParameterSet]:
+    """All sites of a table; but for these they are for the long run, being met in the same way."""
+    return [pytest.param(one, marks=() if one in sites else (pytest.mark.full,)) for one in table]
+
+
 def trainer(children: Children, root: Path, *options: object, **env: str) -> Child:
     return children.python("-m", "tests.checkpoint.trainer", root, *options, **env)
 
 
 def test_every_site_is_killed_here() -> None:
-    # The others are met in tests/transfer/test_faults.py, tests/reduce/test_kill.py and tests/recovery.
-    ours = {site for site in faults.SITES if not site.startswith(("transfer.", "reduce.", "run."))}
+    # The others are met in tests/transfer, tests/reduce, tests/recovery, tests/train/data, tests/vault,
+    # tests/checkpoint/foreign and tests/jax.
+    rooms = ("transfer.", "reduce.", "run.", "data.", "mirror.", "import.", "export.")
+    elsewhere = (*rooms, "trainer.stage.device")
+    ours = {site for site in faults.SITES if not site.startswith(elsewhere)}
     assert {*TRAINER, *VAULT} == ours
 
 
-@pytest.mark.parametrize("site", TRAINER)
+@pytest.mark.parametrize("site", every_day(TRAINER, "trainer.stage.block", "trainer.stage.done"))
 def test_trainer_killed(site: str, children: Children, root: Path) -> None:
     nth, loadable = TRAINER[site]
     # Pruning runs beside the trainer, which must not have begun a third save by then.
@@ -69,7 +79,9 @@ def test_trainer_killed(site: str, children: Children, root: Path) -> None:
     check_next_start(root, 10)
 
 
-@pytest.mark.parametrize("site", VAULT)
+@pytest.mark.parametrize(
+    "site", every_day(VAULT, "vault.begin", "vault.block.written", "vault.voted", "vault.manifest.created")
+)
 def test_vault_killed(site: str, children: Children, root: Path) -> None:
     nth, _ = VAULT[site]
     child = trainer(children, root, "--arm-vaults", 1, **{faults.ENV: f"{site}:kill@{nth}"})
@@ -91,7 +103,9 @@ def test_vault_killed(site: str, children: Children, root: Path) -> None:
     check_next_start(root, 10)
 
 
-@pytest.mark.parametrize("site", VAULT)
+@pytest.mark.parametrize(
+    "site", every_day(VAULT, "vault.block.written", "vault.decided", "vault.manifest.created")
+)
 def test_both_killed(site: str, children: Children, root: Path) -> None:
     nth, loadable = VAULT[site]
     child = trainer(children, root, "--arm-vaults", 1, **{faults.ENV: f"{site}:stop@{nth}"})
@@ -131,7 +145,9 @@ def test_vault_death_is_noticed_within_a_second(children: Children, root: Path) 
     children.await_all_ended()
 
 
-@pytest.mark.parametrize("site", ["vault.begin", "vault.block.written", "vault.voted"])
+@pytest.mark.parametrize(
+    "site", every_day(("vault.begin", "vault.block.written", "vault.voted"), "vault.block.written")
+)
 def test_three_deaths_fail_the_save_and_not_the_next(site: str, children: Children, root: Path) -> None:
     child = children.python("-c", THREE_DEATHS, root, **{faults.ENV: f"{site}:kill"})
     failed = child.until("failed", step=1)
@@ -168,7 +184,7 @@ with Checkpointer(sys.argv[1], deadline_s=20.0) as ckpt:
 
 def test_two_saves_under_way_survive_the_vault(children: Children, root: Path) -> None:
     """Both the save that is being written and the one behind it are handed to the next vault."""
-    spec = "vault.block.written:delay=0.1@1+;vault.part.synced:kill"
+    spec = "vault.block.written:delay=0.3@1+;vault.part.synced:kill"
     child = trainer(children, root, "--slots", 2, "--loose", "--arm-vaults", 1, **{faults.ENV: spec})
     child.until("ready")
     assert child.end() == 0, child.errors()

@@ -18,6 +18,7 @@ from tests.checkpoint.children import Child, Children, await_end, memfds, state_
 from tests.checkpoint.folder import check_clean, check_loads, check_next_start, events
 
 pytestmark = pytest.mark.process
+full = pytest.mark.full
 
 # Makes the second save take a second and a half, so that the trainer ends before it does.
 SLOW = {faults.ENV: "vault.block.written:delay=0.5@4+"}
@@ -29,7 +30,12 @@ def trainer(children: Children, root: Path, *options: object, **env: str) -> Chi
 
 @pytest.mark.parametrize(
     ("then", "status"),
-    [("close", 0), ("exit", 0), ("raise", 1), ("terminate", -signal.SIGTERM)],
+    [
+        ("close", 0),
+        pytest.param("exit", 0, marks=full),
+        ("raise", 1),
+        pytest.param("terminate", -signal.SIGTERM, marks=full),
+    ],
 )
 def test_ways_to_end(then: str, status: int, children: Children, root: Path) -> None:
     child = trainer(children, root, "--steps", 2, "--then", then)
@@ -44,7 +50,14 @@ def test_ways_to_end(then: str, status: int, children: Children, root: Path) -> 
     check_next_start(root, 10)
 
 
-@pytest.mark.parametrize(("then", "status"), [("exit", 0), ("raise", 1), ("terminate", -signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("then", "status"),
+    [
+        ("exit", 0),
+        pytest.param("raise", 1, marks=full),
+        pytest.param("terminate", -signal.SIGTERM, marks=full),
+    ],
+)
 def test_ends_while_a_staged_save_is_written(then: str, status: int, children: Children, root: Path) -> None:
     child = trainer(children, root, "--steps", 2, "--slots", 2, "--loose", "--then", then, **SLOW)
     vault = child.until("ready")["vault"]
@@ -55,7 +68,7 @@ def test_ends_while_a_staged_save_is_written(then: str, status: int, children: C
     check_clean(root)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=full)])
 def test_signal_while_a_staged_save_is_written(number: int, children: Children, root: Path) -> None:
     child = trainer(children, root, "--steps", 2, "--loose", "--then", "wait", **SLOW)
     vault = child.until("ready")["vault"]
@@ -201,7 +214,9 @@ def test_thread_writer_starts_no_process_and_leaves_no_memory(children: Children
     assert memfds() == held
 
 
-@pytest.mark.parametrize("then", ["close", "exit", "raise", "terminate"])
+@pytest.mark.parametrize(
+    "then", ["terminate", *(pytest.param(one, marks=full) for one in ("close", "exit", "raise"))]
+)
 def test_thread_writer_ends(then: str, children: Children, root: Path) -> None:
     child = trainer(children, root, "--writer", "thread", "--steps", 2, "--then", then)
     child.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import errno
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import pytest
 from holdfast.arrays import protocols
 from holdfast.arrays.dtypes import TABLE
 from holdfast.checkpoint import Checkpointer
-from holdfast.errors import CorruptError, MismatchError, NoCheckpointError
+from holdfast.errors import CorruptError, MismatchError, NoCheckpointError, StorageError
 from holdfast.format import BLOCK
 from holdfast.journal import BlockBad, StepSkipped
 from holdfast.storage import Files
@@ -425,6 +426,23 @@ def test_nothing_to_load(root: Path, tmp_path: Path) -> None:
     damage(part_file(root, 5))
     with pytest.raises(NoCheckpointError, match="step 5: "):
         ckpt.load()
+
+
+def test_steps_that_cannot_be_read_for_the_moment_are_not_taken_for_lost(root: Path) -> None:
+    class Short(Files):
+        def open_read(self, path: str) -> int:
+            if path.endswith(".safetensors"):
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().open_read(path)
+
+    save(root, {"a": random((3,))}, step=5)
+    ckpt = Checkpointer(root, journal=False, files=Short())
+    with pytest.raises(StorageError, match=r"step 5: .*Too many open files") as caught:
+        ckpt.load()
+    assert "try again" in str(caught.value.hint)
+    damage(part_file(root, 5))
+    with pytest.raises(NoCheckpointError):
+        Checkpointer(root, journal=False).load()
 
 
 def test_every_flipped_byte_of_a_small_step_is_caught(root: Path) -> None:

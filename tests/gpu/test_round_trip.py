@@ -1,7 +1,7 @@
 """State on a GPU: saved through the host, loaded back to the device, donated as before.
 
 These need a GPU and are skipped without one; continuous integration has none. To run them:
-`JAX_PLATFORMS=cuda,cpu pytest tests/gpu`. Passed on an H200 with jax 0.11.2 on 2026-11-15.
+`HOLDFAST_REQUIRE_GPU=1 pytest tests/gpu`. Passed on an H200 with jax 0.11.2 on 2026-11-15.
 """
 
 from __future__ import annotations
@@ -16,14 +16,6 @@ import pytest
 from holdfast import Checkpointer
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def gpu() -> jax.Device:
-    try:
-        return jax.devices("gpu")[0]
-    except RuntimeError as error:
-        pytest.skip(f"no GPU here: {error}")
 
 
 def test_gpu_state_comes_back_to_its_devices_bit_by_bit(gpu: jax.Device, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Trees on a GPU: published through pinned staging, taken back to a device, donated meanwhile.
 
-Needs a GPU: `JAX_PLATFORMS=cuda,cpu pytest tests/gpu`. Continuous integration has none.
+Needs a GPU: `HOLDFAST_REQUIRE_GPU=1 pytest tests/gpu`. Continuous integration has none.
 """
 
 from __future__ import annotations
@@ -13,14 +13,6 @@ import pytest
 from holdfast.transfer import Endpoint
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def gpu() -> jax.Device:
-    try:
-        return jax.devices("gpu")[0]
-    except RuntimeError as error:
-        pytest.skip(f"no GPU here: {error}")
 
 
 @pytest.mark.parametrize("transport", ["process", "memfd", "tcp"])

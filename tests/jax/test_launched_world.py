@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.journal import WorkerExited, read
 from tests.checkpoint.children import Children
 
 pytestmark = pytest.mark.process
@@ -16,18 +17,25 @@ def launch(children: Children, folder: Path, *args: object, parked: int = 0) -> 
     folder.mkdir()
     script = Path(__file__).with_name("world_script.py")
     options = ["--workers-per-replica", 2, "--parked", parked, "--nproc", 1, "--plain", "--folder", folder]
+    options += ["--step-s", 2]
     child = children.python("-m", "holdfast.cli", "launch", *options, script, folder, *args)
     assert child.end() == 0, child.errors()
     return {path.name: path.read_bytes() for path in folder.glob("*-[01]")}
 
 
 @pytest.mark.full
-def test_a_worker_killed_in_mid_run(children: Children, tmp_path: Path) -> None:
+@pytest.mark.timeout(240)
+def test_one_goes_wrong_in_mid_run(children: Children, tmp_path: Path) -> None:
     undisturbed = launch(children, tmp_path / "calm")
-    disturbed = launch(children, tmp_path / "killed", 17, parked=2)
-    assert (tmp_path / "killed" / "killed").exists()
     assert sorted(undisturbed) == ["bits-0", "bits-1", "source-0", "source-1"]
-    assert disturbed["source-0"] == disturbed["source-1"] == b"bundle"
-    for name in ("bits-0", "bits-1"):
-        assert disturbed[name] == undisturbed[name]
+    for how, cause in (("kill", "crashed"), ("desert", "hung")):
+        folder = tmp_path / how
+        disturbed = launch(children, folder, 17, how, parked=2)
+        assert (folder / "failed").exists()
+        assert disturbed["source-0"] == disturbed["source-1"] == b"bundle"
+        for name in ("bits-0", "bits-1"):
+            assert disturbed[name] == undisturbed[name]
+        ends = [one.event for one in read(folder / "run" / "journal.jsonl")]
+        causes = {one.cause for one in ends if isinstance(one, WorkerExited)}
+        assert causes - {"done", "killed"} == {cause}
     children.await_all_ended()

@@ -1,6 +1,8 @@
-"""A training script of a replica of two workers, for `holdfast launch`: one of them kills itself if told to.
+"""A training script of a replica of two workers, for `holdfast launch`: one of them goes wrong if told to.
 
-    holdfast launch --workers-per-replica 2 tests/jax/world_script.py FOLDER [KILL_AT]
+    holdfast launch --workers-per-replica 2 tests/jax/world_script.py FOLDER [AT [kill | desert]]
+
+It kills itself, or does not come to the collective that the other one waits in, inside XLA.
 
 At the end each worker writes the bits of its state, and whether its executable came out of a bundle.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,8 @@ STEPS = 30
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    kill_at = int(sys.argv[2]) if len(sys.argv) > 2 else -1
+    fails_at = int(sys.argv[2]) if len(sys.argv) > 2 else -1
+    how = sys.argv[3] if len(sys.argv) > 3 else "kill"
     with holdfast.join() as run:
         assert jax.process_count() == 2
         mesh = Mesh(np.array(jax.devices()), ("x",))
@@ -35,13 +39,16 @@ def main() -> None:
         state: dict[str, Any] = run.restore(lambda: placed(mesh)[1][0])
         rows = NamedSharding(mesh, jax.sharding.PartitionSpec("x"))  # type: ignore[no-untyped-call]
         for step in run.steps(until=STEPS, save_every=10):
-            killed = folder / "killed"
-            if step.index == kill_at and run.index == 1 and not killed.exists():
-                killed.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+            failed = folder / "failed"
+            if step.index == fails_at and run.index == 1 and not failed.exists():
+                failed.touch()
+                if how == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                threading.Event().wait()  # for ever
             values = np.random.default_rng(step.index).standard_normal((16, 32), np.float32)
             batch = jax.make_array_from_callback(values.shape, rows, values.__getitem__)
             state, _ = step_fn(state, batch)
+            jax.block_until_ready(state)  # type: ignore[no-untyped-call]
             step.done(state)
     (folder / f"bits-{run.index}").write_bytes(flat(state))
     (folder / f"source-{run.index}").write_text(step_fn.source)

@@ -17,9 +17,11 @@ import pytest
 from holdfast import Checkpointer, faults
 from holdfast.errors import HandshakeError, HoldfastError, TransferError, UsageError
 from holdfast.transfer import Endpoint
+from holdfast.transfer.borrowing import Intake
 from holdfast.vault import restore
 from holdfast.vault.catalogue import CATALOGUE, ENTRIES, decode_catalogue
 from holdfast.vault.offers import state_name
+from tests.transfer.pools import Pool
 
 pytestmark = pytest.mark.process
 
@@ -133,6 +135,55 @@ def test_nobody_takes_half_of_two_saves(tmp_path: Path, monkeypatch: pytest.Monk
                 assert is_step(found.tree, step - 1)
                 del found
         assert is_step(plan.run(deadline_s=30).result().tree, 5)
+
+
+def test_what_goes_to_a_device_is_read_out_of_the_vaults_own_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(monkeypatch)
+    with Checkpointer(tmp_path, serve="127.0.0.1:0", token=TOKEN, slots=2) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(step, state(step)).durable()
+            found = restore([ckpt.vault_address], state(0), token=TOKEN)
+            assert found.step == step
+            assert is_step(found.tree, step)
+            assert (pool.placed, pool.closed) == (3 * step, step)
+
+
+def test_a_save_into_memory_that_is_being_read_does_not_wait_and_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One slot, which is lent to a reader when the next save begins in it."""
+    Pool(monkeypatch)
+    reading, saved = threading.Event(), threading.Event()
+    run = Intake.run
+
+    def held(self: Intake, *args: Any) -> None:
+        run(self, *args)
+        reading.set()
+        assert saved.wait(30)
+
+    monkeypatch.setattr(Intake, "run", held)
+    failed: list[BaseException] = []
+
+    def restoring() -> None:
+        try:
+            restore([ckpt.vault_address], state(0), token=TOKEN)
+        except HoldfastError as error:
+            failed.append(error)
+
+    with Checkpointer(tmp_path, serve="127.0.0.1:0", token=TOKEN) as ckpt:
+        ckpt.save(1, state(1)).durable()
+        reader = threading.Thread(target=restoring)
+        reader.start()
+        assert reading.wait(30)
+        ckpt.save(2, state(2)).durable(30)
+        saved.set()
+        reader.join(30)
+        (error,) = failed
+        assert "revoked while it was read" in str(error)
+        found = restore([ckpt.vault_address], state(0), token=TOKEN)
+        assert is_step(found.tree, 2)
 
 
 def test_a_vault_asks_for_the_token(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from holdfast.checkpoint import Checkpointer
 from holdfast.errors import HandshakeError, VaultError
 from holdfast.journal import BlockBad, Journal, StepSkipped, read
 from holdfast.vault import Hello, ServeAt, VaultWriter, restore, restore_newest
-from holdfast.vault.messages import REPLIES, Welcome
+from holdfast.vault.messages import REPLIES, MakeSlot, Welcome
 from holdfast.wire import FrameSocket
 from tests.checkpoint.children import Children, await_end, open_files
 from tests.checkpoint.folder import check_clean
@@ -306,7 +307,44 @@ def test_a_vault_killed_in_the_middle_of_a_save_is_replaced(node: Node, root: Pa
         assert is_step(disk.load(), 2)
 
 
-def test_a_trainer_goes_back_to_a_vault_that_was_gone_for_long(node: Node, root: Path) -> None:
+def test_a_vault_that_dies_while_it_is_asked_for_memory_is_asked_again(
+    node: Node, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, send = threading.Event(), VaultWriter._send
+
+    def watched(self: VaultWriter, message: object, fds: tuple[int, ...] = ()) -> None:
+        send(self, message, fds)
+        if isinstance(message, MakeSlot):
+            asked.set()
+
+    monkeypatch.setattr(VaultWriter, "_send", watched)
+    node.start()
+    with checkpointer(node, root) as ckpt, ThreadPoolExecutor(1) as trainer:
+        ckpt.save(1, state(1)).durable(60)  # the next one needs the second slot
+        os.kill(node.pid, signal.SIGSTOP)
+        asked.clear()
+        saving = trainer.submit(ckpt.save, 2, state(2))
+        assert asked.wait(60)
+        assert node.vault is not None
+        node.vault.kill()
+        node.vault.end()
+        node.start()
+        saving.result(60).durable(60)
+        assert took(node, 2)
+    assert Checkpointer(root).steps() == [1, 2]
+
+
+def test_a_trainer_that_comes_while_its_vault_starts_waits_for_it(node: Node, root: Path) -> None:
+    with checkpointer(node, root) as ckpt, ThreadPoolExecutor(1) as trainer:
+        saving = trainer.submit(ckpt.save, 1, state(1))
+        node.start()
+        saving.result(60).durable(60)
+
+
+def test_a_trainer_goes_back_to_a_vault_that_was_gone_for_long(
+    node: Node, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.vault.client.REATTACH_S", 1.0)
     node.start()
     with checkpointer(node, root) as ckpt:
         ckpt.save(1, state(1)).durable(60)
@@ -348,7 +386,7 @@ def test_sigterm_makes_everything_staged_durable(node: Node, root: Path) -> None
 
 def test_a_vault_waits_for_the_next_agent_and_ends_without_one(node: Node, root: Path) -> None:
     first = Agent(node)
-    vault = node.start("--lease", node.lease, "--orphan-s", 2.0)
+    vault = node.start("--lease", node.lease, "--orphan-s", 1.0)
     trainer = node.train(root, "--steps", 1)
     trainer.until("waiting")
     trainer.kill()
@@ -357,12 +395,12 @@ def test_a_vault_waits_for_the_next_agent_and_ends_without_one(node: Node, root:
     first.die()
     second = Agent(node)  # at once: nothing that the vault does keeps it out
     with pytest.raises(AssertionError):
-        await_end(vault.pid, 3.0)
+        await_end(vault.pid, 1.5)
     assert took(node, 1)
     second.die()
     await_end(vault.pid, 20.0)
     assert vault.end() == 0
-    assert "no agent for 2 s" in vault.errors()
+    assert "no agent for 1 s" in vault.errors()
     assert node.gone()
 
 
@@ -447,7 +485,7 @@ def test_the_staging_vault_killed_in_the_middle_of_a_copy(
     children: Children, tmp_path: Path, root: Path
 ) -> None:
     a, b = two_nodes(children, tmp_path)
-    source = a.start(**{faults.ENV: "transfer.chunk.sent:kill@5"})
+    source = a.start(**{faults.ENV: "transfer.chunk.sent:kill@3"})
     b.start("--neighbour", f"a=file:{a.path}.address")
     trainer = a.train(root, "--ask", "--steps", 3)
     trainer.until("ready")
@@ -494,7 +532,7 @@ def test_a_damaged_state_is_taken_from_the_neighbour(children: Children, tmp_pat
 
 def test_what_cannot_be_had_is_passed_over_in_writing(node: Node, root: Path, tmp_path: Path) -> None:
     """The vault dies in the middle of a restore: nothing else is there, and the journal says so."""
-    node.start(**{faults.ENV: "transfer.chunk.sent:kill@2"})
+    node.start(**{faults.ENV: "transfer.chunk.sent:kill@1"})
     trainer = node.train(root, "--steps", 1)
     trainer.until("waiting")
     events = Journal(tmp_path / "events", component="test")

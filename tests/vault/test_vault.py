@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import stat
+import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import msgspec
 import numpy as np
@@ -15,8 +17,8 @@ import pytest
 
 from holdfast import faults
 from holdfast.checkpoint import Checkpointer
-from holdfast.errors import HoldfastError, VaultError
-from holdfast.vault import Hello, Outcome, Slot, outcome_error
+from holdfast.errors import HoldfastError, VaultDiedError, VaultError
+from holdfast.vault import Hello, Outcome, Slot, VaultWriter, outcome_error
 from holdfast.vault.messages import (
     REPLIES,
     Bye,
@@ -74,6 +76,66 @@ def test_a_slot_smaller_than_announced_is_refused() -> None:
 def test_slot_memory_that_is_not_there_is_a_clear_error() -> None:
     with pytest.raises(VaultError, match="cannot make an arena slot"):
         Slot.make(1 << 62)
+
+
+@final
+class Stuck:
+    """A process in a system call that not even SIGKILL interrupts."""
+
+    def __init__(self) -> None:
+        self.killed = False
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def wait(self, timeout_s: float) -> int:
+        raise subprocess.TimeoutExpired("vault", timeout_s)
+
+
+def test_a_vault_that_cannot_be_ended_is_given_up() -> None:
+    writer = object.__new__(VaultWriter)
+    writer._process = stuck = Stuck()  # type: ignore[assignment]
+    assert writer._reap(0.0) == "no end 5 s after it was killed"
+    assert stuck.killed
+
+
+@pytest.mark.parametrize("call", ["socket.socketpair", "subprocess.Popen"])
+def test_a_vault_that_cannot_be_started_is_a_clear_error(
+    call: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = open_files()
+
+    def refuse(*args: object, **settings: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(f"holdfast.vault.client.{call}", refuse)
+    ckpt = Checkpointer(root, rank=0, world=1)
+    with pytest.raises(VaultDiedError, match="could not be started: Cannot allocate memory"):
+        ckpt.save(1, tree(1))
+    ckpt.close()
+    assert sorted(open_files()) == sorted(held)
+
+
+@pytest.mark.process
+def test_saves_end_where_no_other_vault_can_be_started(
+    root: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Checkpointer(root, rank=0, world=1) as ckpt:
+        ckpt.save(1, tree(1)).durable(60.0)
+        vault = ckpt.vault_pid
+        assert vault is not None
+
+        def refuse(*args: object, **settings: object) -> None:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        monkeypatch.setattr("holdfast.vault.client.subprocess.Popen", refuse)
+        os.kill(vault, signal.SIGKILL)
+        handle = ckpt.save(2, tree(2))
+        with within(30.0), pytest.raises(VaultDiedError, match="could not be started"):
+            handle.durable(60.0)
+        with within(30.0):
+            assert isinstance(ckpt.save(3, tree(3)).error, VaultDiedError)
+    assert children.alive() == []
 
 
 def test_outcomes_become_their_errors() -> None:
@@ -142,6 +204,21 @@ def await_socket(child: Child, path: str) -> None:
 
 
 @pytest.mark.process
+def test_a_trainer_goes_before_its_vault(tmp_path: Path) -> None:
+    """Also where processors are shared by session, and the trainer's own session stays as it was."""
+    ours = Path("/proc/self/autogroup")
+    before = ours.read_text() if ours.exists() else ""
+    with Checkpointer(tmp_path, writer="vault") as ckpt:
+        ckpt.save(1, tree(1)).durable(60.0)
+        pid = ckpt.vault_pid
+        assert pid is not None
+        assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
+        if before and os.geteuid() == 0:  # others have to share ten changes a second with the whole machine
+            assert Path(f"/proc/{pid}/autogroup").read_text().endswith(" nice 10\n")
+            assert ours.read_text() == before
+
+
+@pytest.mark.process
 def test_standing_vault_serves_several_trainers(children: Children, tmp_path: Path) -> None:
     vault, path = standing(children, tmp_path)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -190,7 +267,8 @@ def test_standing_vault_finishes_for_a_dead_trainer(children: Children, tmp_path
 
 
 @pytest.mark.process
-def test_no_vault_to_attach_to(root: Path, tmp_path: Path) -> None:
+def test_no_vault_to_attach_to(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.vault.client.REATTACH_S", 0.1)
     with Checkpointer(root, writer=str(tmp_path / "nothing")) as ckpt:
         with pytest.raises(VaultError, match="no vault answers at") as caught:
             ckpt.save(1, tree(1))
@@ -199,8 +277,9 @@ def test_no_vault_to_attach_to(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_losing_a_standing_vault_fails_saves_and_never_hangs(
-    children: Children, tmp_path: Path, root: Path
+    children: Children, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("holdfast.vault.client.REATTACH_S", 1.0)
     vault, path = standing(children, tmp_path)
     ckpt = Checkpointer(root, writer=path, deadline_s=10.0)
     ckpt.save(1, tree(1)).durable(60.0)

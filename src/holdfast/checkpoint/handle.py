@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator
 from typing import Any, final
 
+from holdfast.checkpoint.tiers import Copied
 from holdfast.clock import Deadline
 from holdfast.errors import DeadlineError, HoldfastError
 
@@ -40,6 +41,7 @@ class SaveHandle:
         self.started = time.monotonic()
         self._state = SaveState.CAPTURING
         self._error: HoldfastError | None = None
+        self._copied = Copied()
         self._changed = threading.Condition()
 
     @property
@@ -60,7 +62,8 @@ class SaveHandle:
         """Wait until later steps may overwrite or donate the saved arrays.
 
         Call it before the next donating call. Where `save` copies before it returns, as on CPU, there is
-        nothing to wait for. A save that failed holds nothing back either; `durable` tells of it.
+        nothing to wait for; after `save(fenced=True)` it waits for the copies from the devices. A save that
+        failed holds nothing back either; `durable` tells of it. Fails: DeadlineError.
         """
         self._wait(SaveState.CAPTURED, 600.0)
 
@@ -75,6 +78,17 @@ class SaveHandle:
         """Wait until the step is committed to storage. Fails: DeadlineError, or the error of the save."""
         self._reach(SaveState.DURABLE, timeout_s)
 
+    def mirrored(self, timeout_s: float = 600.0) -> None:
+        """Wait until the step is whole on the mirror (`Checkpointer(mirror=)`) as well.
+
+        Fails: DeadlineError, which says why copying fails if it does; MirrorError if the step will not be
+        there; UsageError if there is no mirror; or the error of the save.
+        """
+        deadline = Deadline(timeout_s)
+        self.durable(timeout_s)
+        if not self.skipped:
+            self._copied.wait(self.step, deadline, timeout_s)
+
     async def until_staged(self, timeout_s: float = 600.0) -> None:
         """`staged` for asyncio."""
         await asyncio.to_thread(self.staged, timeout_s)
@@ -82,6 +96,10 @@ class SaveHandle:
     async def until_durable(self, timeout_s: float = 600.0) -> None:
         """`durable` for asyncio."""
         await asyncio.to_thread(self.durable, timeout_s)
+
+    async def until_mirrored(self, timeout_s: float = 600.0) -> None:
+        """`mirrored` for asyncio."""
+        await asyncio.to_thread(self.mirrored, timeout_s)
 
     def __await__(self) -> Generator[Any, None, None]:
         return self.until_durable().__await__()

@@ -8,16 +8,21 @@ listed all at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Final, final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 
 from holdfast.arrays import (
     Adapter,
     ArrayLayout,
+    ArrayPlan,
+    Bytes1D,
+    Holders,
+    Landing,
     Layout,
     Move,
     Placement,
@@ -31,25 +36,30 @@ from holdfast.arrays import (
 )
 from holdfast.arrays import dtype as dtype_of
 from holdfast.checkpoint.memory import Allocator
-from holdfast.checkpoint.reading import BadBlock, BlockPipeline, BlockRead, Destination
-from holdfast.errors import HoldfastError
+from holdfast.checkpoint.reading import BadBlock, BlockPipeline, BlockRead, Destination, in_turn
+from holdfast.errors import FormatError, HoldfastError
 from holdfast.format import (
     BLOCK,
     ArrayEntry,
     Manifest,
+    PartEntry,
     PartIndex,
     Slice,
-    decode_owners,
+    check_slice,
     num_cells,
-    read_index,
+    owner_array,
+    read_some,
     step_folder,
 )
-from holdfast.storage import LocalStore
+from holdfast.storage import Store
 
 log = logging.getLogger("holdfast.checkpoint")
 
 _MANY: Final = 16
 """Blocks with at least this many arrays in them are read first."""
+_FILES: Final = 256
+"""Arrays are made whole one after the other only if so many open files are enough for it."""
+_NOTHING: Final[Bytes1D] = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +83,18 @@ class LoadReport:
     bytes_read: int
     seconds: float
     hash_s: float
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    """How many blocks came from which place: the folder, a copy, the mirror."""
+    repaired: int = 0
+    """Blocks that a nearer place had wrong, or not at all."""
+
+
+class ReadPlan(NamedTuple):
+    """The blocks to read in order, the indexes of the parts they lie in, and where the bytes go."""
+
+    blocks: list[BlockRead]
+    indexes: dict[int, PartIndex]
+    destinations: dict[str, dict[int, Destination]]
 
 
 @final
@@ -96,63 +118,127 @@ class StepLoad:
         )
         self._flat = found.flat
         self._wanted = found.wanted
+        self._landings: dict[int, Landing] = {}
+        """By the id of the adapter whose arrays are put together there."""
         self._by_name = {one.name: one for one in self._wanted}
         self.nbytes = sum(self._entries[one.stored].nbytes for one in self._wanted if one.sink)
 
     # ---- reading
 
-    def run(self, stores: Sequence[LocalStore], on_bad: BadBlock) -> tuple[Any, BlockPipeline]:
+    def run(self, stores: Iterable[Store], on_bad: BadBlock) -> tuple[Any, BlockPipeline]:
         """The loaded tree. Fails: CorruptError if a block is bad in every copy."""
         folder = step_folder(self._manifest.save.step)
-        target = Layout((one.name, one.layout()) for one in self._wanted if one.sink)
-        source = Layout(
-            (one.name, _stored_layout(self._entries[one.stored])) for one in self._wanted if one.sink
-        )
-        copies = plan(source, target, ranks={self._rank})
-        parts = {int(p) for array in copies.values() for p in np.unique(array.source_holder)}
-        indexes = {part: self._read_index(stores, folder, part) for part in sorted(parts)}
         leaves = list(self._flat.leaves)
-        destinations = self._destinations(source, target)
-        blocks = self._blocks(copies, source, target, indexes, destinations)
+        planned, indexes, destinations = self.planned(stores)
         pipeline = BlockPipeline(
             stores,
             folder,
             indexes,
-            threads=self._options.threads,
+            # Ranges from far away are waited for, not worked on: more of them than there are cores.
+            threads=max(self._options.threads, next(iter(stores)).at_once),
             verify=self._options.verify,
             on_bad=on_bad,
         )
-        self._place(pipeline, blocks, destinations, leaves)
+        with self._landed(planned, destinations):
+            self._allocate(destinations)
+            blocks = in_turn(planned) if self._landings else planned
+            self._place(pipeline, blocks, destinations, leaves)
         for one in self._wanted:
             if one.sink is None:
                 scalar = self._scalars[one.stored]
                 leaves[one.at] = decode_scalar(scalar.type, scalar.value)
         return self._flat.rebuild(leaves), pipeline
 
-    def _read_index(self, stores: Sequence[LocalStore], folder: str, part: int) -> PartIndex:
-        """The index of a part, from the first copy in which it is right."""
-        for store in stores[:-1]:
-            try:
-                return read_index(store, folder, self._manifest, part)
-            except HoldfastError as error:
-                log.warning("%s: reading a copy instead: %s", store.root, error.message)
-        return read_index(stores[-1], folder, self._manifest, part)
+    def planned(self, stores: Iterable[Store]) -> ReadPlan:
+        """What this rank reads, and where it goes; reads the indexes of the parts that it needs, no other.
 
-    def _destinations(self, source: Layout, target: Layout) -> dict[str, dict[int, Destination]]:
-        """Memory for every local box of every wanted array."""
-        allocator = Allocator()
+        Blocks: while those are read, several at a time where the store is far away.
+        """
+        target = Layout((one.name, one.layout()) for one in self._wanted if one.sink)
+        grids: dict[tuple[object, ...], ArrayLayout] = {}
+        source = Layout(
+            (one.name, _stored_layout(self._entries[one.stored], grids)) for one in self._wanted if one.sink
+        )
+        copies = plan(source, target, ranks={self._rank})
+        nothing = np.empty(0, np.int64)
+        parts = np.unique(np.concatenate([nothing, *(array.source_holder for array in copies.values())]))
+        indexes = self._read_indexes(stores, set(parts.tolist()))
+        destinations = self._destinations()
+        return ReadPlan(self._blocks(copies, source, target, indexes, destinations), indexes, destinations)
+
+    def _read_indexes(self, stores: Iterable[Store], parts: set[int]) -> dict[int, PartIndex]:
+        entries = [entry for entry in self._manifest.parts if entry.part in parts]
+        folder = step_folder(self._manifest.save.step)
+        at_once = min(next(iter(stores)).at_once, len(entries))
+        if at_once < 2:
+            return {entry.part: self._read_index(stores, folder, entry) for entry in entries}
+        with ThreadPoolExecutor(at_once, thread_name_prefix="holdfast-index") as pool:
+            found = pool.map(lambda entry: self._read_index(stores, folder, entry), entries)
+            return {entry.part: index for entry, index in zip(entries, found, strict=True)}
+
+    def _read_index(self, stores: Iterable[Store], folder: str, entry: PartEntry) -> PartIndex:
+        """The index of a part, from the first copy in which it is right."""
+        problem: HoldfastError | None = None
+        for store in stores:
+            if problem is not None:
+                log.warning("reading the copy in %s instead: %s", store.root, problem.message)
+            try:
+                return read_some(store, folder, self._manifest, entry)
+            except HoldfastError as error:
+                problem = problem or error
+        assert problem is not None
+        raise problem
+
+    def _destinations(self) -> dict[str, dict[int, Destination]]:
+        """Every local box of every wanted array, still without memory."""
         found: dict[str, dict[int, Destination]] = {}
         for number, one in enumerate(self._wanted):
-            if one.sink is None:
-                continue
-            layout = target[one.name]
-            boxes: dict[int, Destination] = {}
-            for box, ordinal in enumerate(one.sink.description.local):
-                if ordinal >= 0:
-                    memory = allocator.allocate(layout.box_nbytes(box))
-                    boxes[box] = Destination(number, box, memory.data, memory.owned)
-            found[one.name] = boxes
+            if one.sink is not None:
+                local = one.sink.description.local
+                boxes = [box for box, ordinal in enumerate(local) if ordinal >= 0]
+                found[one.name] = {box: Destination(number, box, _NOTHING, False) for box in boxes}
         return found
+
+    @contextmanager
+    def _landed(
+        self, blocks: Sequence[BlockRead], destinations: Mapping[str, Mapping[int, Destination]]
+    ) -> Iterator[None]:
+        """Landings for those arrays that go to devices, until all have arrived there."""
+        self._landings.clear()
+        sinks: dict[int, tuple[Adapter, list[Any]]] = {}
+        if len({(block.part, block.file) for block in blocks}) <= _FILES:
+            for one in self._wanted:
+                if one.sink is not None:
+                    sinks.setdefault(id(one.adapter), (one.adapter, []))[1].append(one.sink)
+        with ExitStack() as closed:
+            for key, (adapter, some) in sinks.items():
+                landing = adapter.landing(some)
+                if landing is not None:
+                    self._landings[key] = landing
+                    closed.callback(landing.close)
+            try:
+                yield
+            except BaseException:
+                for destination in (box for boxes in destinations.values() for box in boxes.values()):
+                    destination.data = _NOTHING  # the error may be held for long
+                for landing in self._landings.values():
+                    with suppress(Exception):  # the first error is the one that is told
+                        landing.close()
+                raise
+
+    def _allocate(self, destinations: Mapping[str, Mapping[int, Destination]]) -> None:
+        """Memory for every box; those of a landing get theirs when they are first read into."""
+        allocator = Allocator()
+        for name, boxes in destinations.items():
+            layout = self._by_name[name].layout()
+            landing = self._landings.get(id(self._by_name[name].adapter))
+            for box, destination in boxes.items():
+                nbytes = layout.box_nbytes(box)
+                if landing is not None:
+                    destination.landing, destination.nbytes = landing, nbytes
+                    continue
+                memory = allocator.allocate(nbytes)
+                destination.data, destination.owned = memory.data, memory.owned
 
     def _blocks(
         self,
@@ -162,25 +248,15 @@ class StepLoad:
         indexes: Mapping[int, Any],
         destinations: Mapping[str, Mapping[int, Destination]],
     ) -> list[BlockRead]:
-        slices: dict[tuple[int, str, tuple[int, ...]], Slice] = {
-            (part, piece.name, piece.start): piece
-            for part, index in indexes.items()
-            for piece in index.slices
-        }
+        slices = _Slices(indexes)
+        moves = _Moves()
         stored = {one.name: one.stored for one in self._wanted}
         blocks: dict[tuple[int, int, int], BlockRead] = {}
         for name, array in copies.items():
-            from_boxes, to_boxes = source[name].boxes, target[name].boxes
-            starts = [tuple(row) for row in from_boxes[:, :, 0].tolist()]
-            unchanged = len(from_boxes) == len(to_boxes) == 1
-            parts, boxes = array.source_holder.tolist(), array.source_box.tolist()
-            for row, into in enumerate(array.target_box.tolist()):
-                part, box = parts[row], boxes[row]
-                piece = slices[part, stored[name], starts[box]]
-                if unchanged:  # one box on both sides: all of it, in one run
-                    copy: Move | None = Move(0, 0, piece.nbytes)
-                else:
-                    copy = move(array.lo[row], array.hi[row], from_boxes[box], to_boxes[into], array.itemsize)
+            found = moves.of(array, source[name], target[name])
+            parts, into_boxes = array.source_holder.tolist(), array.target_box.tolist()
+            for part, into, (start, stop, copy) in zip(parts, into_boxes, found, strict=True):
+                piece = slices.get(part, stored[name], start, stop, array.itemsize)
                 if copy is None:
                     continue
                 copy = copy.shifted(source=piece.offset)
@@ -210,18 +286,21 @@ class StepLoad:
             if not waiting[name]:  # zero-size: nothing will be read for it
                 whole.append(name)
         self._finish(whole, destinations, leaves)
-        for batch in pipeline.run(blocks):
-            whole = []
-            for destination in batch:
-                name = self._wanted[destination.array].name
-                waiting[name] -= 1
-                if not waiting[name]:
-                    whole.append(name)
-            self._finish(whole, destinations, leaves)
+        with closing(pipeline.run(blocks)) as batches:
+            for batch in batches:
+                whole = []
+                for destination in batch:
+                    name = self._wanted[destination.array].name
+                    waiting[name] -= 1
+                    if not waiting[name]:
+                        whole.append(name)
+                pipeline.runway.placed(self._finish(whole, destinations, leaves))
 
     def _finish(
         self, names: list[str], destinations: dict[str, dict[int, Destination]], leaves: list[Any]
-    ) -> None:
+    ) -> int:
+        """Make arrays; how many bytes of landings they were put together in."""
+        landed = 0
         batches: dict[int, tuple[Adapter, list[int], list[Placement]]] = {}
         for name in names:
             boxes = destinations.pop(name)  # drops the loader's hold: the array owns its memory now
@@ -229,9 +308,14 @@ class StepLoad:
             _, at, batch = batches.setdefault(id(one.adapter), (one.adapter, [], []))
             at.append(one.at)
             batch.append(self._placement(one, boxes))
-        for adapter, at, batch in batches.values():
-            for index, leaf in zip(at, adapter.place(batch), strict=True):
+            for destination in boxes.values():
+                destination.data = _NOTHING  # blocks have the destination still
+                landed += destination.nbytes
+        for key, (adapter, at, batch) in batches.items():
+            place = self._landings.get(key, adapter).place
+            for index, leaf in zip(at, place(batch), strict=True):
                 leaves[index] = leaf
+        return landed
 
     def _placement(self, one: Wanted, boxes: dict[int, Destination]) -> Placement:
         assert one.sink is not None
@@ -244,20 +328,75 @@ class StepLoad:
         return Placement(one.sink, cast, alias=False)
 
 
-def _stored_layout(entry: ArrayEntry) -> ArrayLayout:
-    return _grid_of_parts(entry.dtype, entry.shape, entry.cuts, entry.owners)
+class _Slices:
+    """The slices of the parts that are read, found by what they hold; each is checked when it is used."""
+
+    def __init__(self, indexes: Mapping[int, PartIndex]) -> None:
+        self._indexes = indexes
+        self._found = {
+            part: {(piece.name, piece.start): piece for piece in index.slices}
+            for part, index in indexes.items()
+        }
+
+    def get(
+        self, part: int, name: str, start: tuple[int, ...], stop: tuple[int, ...], itemsize: int
+    ) -> Slice:
+        """The slice that the manifest says is there. Fails: FormatError."""
+        piece = self._found[part].get((name, start))
+        if piece is None:
+            raise FormatError(
+                f"{self._indexes[part].files[0].name}: its index lacks slice {start} to {stop} of {name!r}"
+                if self._indexes[part].files
+                else f"part {part} has no file",
+                hint="the index is from another save; load another copy or an earlier step",
+            )
+        check_slice(self._indexes[part], piece, stop, itemsize)
+        return piece
 
 
-@lru_cache(maxsize=4096)
-def _grid_of_parts(
-    dtype: str,
-    shape: tuple[int, ...],
-    cuts: tuple[tuple[int, ...], ...],
-    owners: tuple[tuple[int, int, int], ...],
-) -> ArrayLayout:
+class _Moves:
+    """The copies of an array's plan; arrays that are cut alike on both sides share them."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, ...], list[_Copy]] = {}
+
+    def of(self, array: ArrayPlan, source: ArrayLayout, target: ArrayLayout) -> list[_Copy]:
+        """For each row the cell it reads, and the copy out of that; no copy where there is nothing in it."""
+        # A plan gives such arrays the very same rows, and keeps them alive.
+        key = (id(array.lo), id(array.hi), array.itemsize)
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = _copies(array, source, target)
+        return found
+
+
+_Copy = tuple[tuple[int, ...], tuple[int, ...], Move | None]
+
+
+def _copies(array: ArrayPlan, source: ArrayLayout, target: ArrayLayout) -> list[_Copy]:
+    unchanged = source.geometry.num_boxes == target.geometry.num_boxes == 1
+    cells, boxes = source.boxes[array.source_box], target.boxes[array.target_box]
+    found: list[_Copy] = []
+    for row, (cell, box) in enumerate(zip(cells.tolist(), boxes.tolist(), strict=True)):
+        start, stop = tuple(lo for lo, _ in cell), tuple(hi for _, hi in cell)
+        if unchanged:  # one box on both sides: all of it, in one run
+            nbytes = source.nbytes
+            copy = Move(0, 0, nbytes) if nbytes else None
+        else:
+            copy = move(array.lo[row], array.hi[row], cell, box, array.itemsize)
+        found.append((start, stop, copy))
+    return found
+
+
+def _stored_layout(entry: ArrayEntry, made: dict[tuple[object, ...], ArrayLayout]) -> ArrayLayout:
     """The layout of an array over the parts of a checkpoint; a model repeats few of them many times."""
-    holders = tuple((owner,) for owner in decode_owners(owners, num_cells(cuts)))
-    return ArrayLayout.grid(dtype, shape, cuts, holders)
+    # Arrays of one manifest share equal cuts and owners: their identity is enough.
+    key = (entry.dtype, entry.shape, id(entry.cuts), id(entry.owners))
+    layout = made.get(key)
+    if layout is None:
+        owners = owner_array(entry.owners, num_cells(entry.cuts))
+        layout = made[key] = ArrayLayout.grid(entry.dtype, entry.shape, entry.cuts, Holders.alone(owners))
+    return layout
 
 
 def _blocks_of(copy: Move) -> Sequence[int]:

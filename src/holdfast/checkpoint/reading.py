@@ -10,13 +10,15 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import final
 
-from holdfast.arrays import Bytes1D, Move
-from holdfast.checkpoint.memory import region
+from holdfast.arrays import Bytes1D, Landing, Move
+from holdfast.arrays.pages import region
+from holdfast.checkpoint.memory import Runway
 from holdfast.errors import CorruptError, HoldfastError
 from holdfast.format import (
     BLOCK,
@@ -29,20 +31,25 @@ from holdfast.format import (
     check_size,
     data_name,
 )
-from holdfast.storage import LocalStore, PartReader
+from holdfast.storage import PartReader, Store
 
 BadBlock = Callable[[CorruptError, str], None]
 
 
 @dataclass(slots=True)
 class Destination:
-    """The memory of one box of one array, and the blocks still missing for it."""
+    """The memory of one box of one array, and the blocks still missing for it.
+
+    With a landing, the memory is taken from there when the first block is read, as many bytes as `nbytes`.
+    """
 
     array: int
     box: int
     data: Bytes1D
     owned: bool
     missing: int = 0
+    landing: Landing | None = None
+    nbytes: int = 0
 
 
 @dataclass(slots=True)
@@ -61,6 +68,33 @@ class ReadStats:
 
     bytes_read: int = 0
     hash_s: float = 0.0
+    blocks: dict[str, int] = field(default_factory=dict)
+    """How many blocks came from which place."""
+    repaired: int = 0
+    """Blocks that a nearer place had wrong, or not at all."""
+
+
+def in_turn(blocks: Sequence[BlockRead], least: int = 1 << 20) -> list[BlockRead]:
+    """The blocks in an order that makes arrays of a landing whole one after the other.
+
+    Part by part, an array that is cut over all parts would be whole with the last of them only, and all
+    arrays would need memory at once. Blocks without a box of `least` bytes, which nobody waits for, go first.
+    """
+    arrays: dict[int, list[int]] = {}
+    for at, block in enumerate(blocks):
+        for array in {d.array for _, d in block.copies if d.landing is not None and d.nbytes >= least}:
+            arrays.setdefault(array, []).append(at)
+
+    def turn(some: list[int]) -> tuple[tuple[int, int], tuple[int, int], int]:
+        # Parts have their slices in one order: all are then read from front to back.
+        places = [(blocks[at].file, blocks[at].block) for at in some]
+        return min(places), max(places), some[0]
+
+    large = {at for some in arrays.values() for at in some}
+    order = dict.fromkeys(at for at in range(len(blocks)) if at not in large)
+    for some in sorted(arrays.values(), key=turn):
+        order.update(dict.fromkeys(some))
+    return [blocks[at] for at in order]
 
 
 @final
@@ -69,7 +103,7 @@ class BlockPipeline:
 
     def __init__(
         self,
-        stores: Sequence[LocalStore],
+        stores: Iterable[Store],
         folder: str,
         indexes: dict[int, PartIndex],
         *,
@@ -84,16 +118,23 @@ class BlockPipeline:
         self._verify = verify
         self._on_bad = on_bad
         self._lock = threading.Lock()
-        self._readers: dict[tuple[int, int, int], PartReader] = {}
+        self._readers: dict[tuple[str, int, int], PartReader] = {}
+        self._left: Counter[tuple[int, int]] = Counter()
+        """Blocks that are still to be read, by part and file."""
         self._stop = threading.Event()
+        self._opening = threading.Lock()
+        """Held while memory is taken from a landing, which may wait: readers that need none go on."""
+        self.runway = Runway()
         self.stats = ReadStats()
 
-    def run(self, blocks: Sequence[BlockRead]) -> Iterator[list[Destination]]:
+    def run(self, blocks: Sequence[BlockRead]) -> Generator[list[Destination], None, None]:
         """The destinations of each block that completes any, as soon as all their bytes have verified.
 
-        Fails: CorruptError naming file, block and arrays, if no copy of a block verifies; StorageError.
+        Readers have ended when this has, or is closed. Fails: CorruptError naming file, block and arrays, if
+        no copy of a block verifies; StorageError.
         """
         for block in blocks:
+            self._left[block.part, block.file] += 1
             for _, destination in block.copies:
                 destination.missing += 1
         done: queue.SimpleQueue[list[Destination] | BaseException | None] = queue.SimpleQueue()
@@ -114,8 +155,10 @@ class BlockPipeline:
                     running -= 1
                 else:
                     yield item
+                    self.runway.seen()
         finally:
             self._stop.set()
+            self.runway.stop()
             pool.shutdown()
             for reader in self._readers.values():
                 reader.close()
@@ -132,14 +175,36 @@ class BlockPipeline:
                     block = todo.get_nowait()
                 except queue.Empty:
                     break
+                self._open(block)
                 self._read(block, buffer)
+                self._release(block)
                 if whole := self._finished(block):
+                    self.runway.handed()
                     done.put(whole)
         # Whatever ends a reader must reach the caller, who is waiting for it.
         except BaseException as error:
             done.put(error)
         else:
             done.put(None)
+
+    def _open(self, block: BlockRead) -> None:
+        """Take memory for what is read into for the first time."""
+        for _, destination in block.copies:
+            if destination.landing is not None and not destination.data.size:
+                with self._opening:
+                    if not destination.data.size:  # another reader may have been first
+                        destination.data = self.runway.take(destination.landing, destination.nbytes)
+
+    def _release(self, block: BlockRead) -> None:
+        """Close a file after its last block: a load may read a thousand parts, and descriptors are few."""
+        with self._lock:
+            self._left[block.part, block.file] -= 1
+            if self._left[block.part, block.file]:
+                return
+            over = [key for key in self._readers if key[1:] == (block.part, block.file)]
+            readers = [self._readers.pop(key) for key in over]
+        for reader in readers:
+            reader.close()
 
     def _finished(self, block: BlockRead) -> list[Destination]:
         whole = []
@@ -152,21 +217,30 @@ class BlockPipeline:
 
     def _read(self, block: BlockRead, buffer: Bytes1D) -> None:
         """Read, scatter and verify one block, from the first copy in which it is right."""
-        for at, store in enumerate(self._stores):
+        worst: CorruptError | None = None
+        for store in self._stores:
             try:
-                self._read_from(at, block, buffer)
-                return
-            except (CorruptError, HoldfastError) as error:
+                self._read_from(store, block, buffer)
+            except HoldfastError as error:
                 bad = self._as_corrupt(error, block)
                 self._on_bad(bad, store.root)
-                if at == len(self._stores) - 1:
-                    raise bad from error
+                worst = worst or bad
+            else:
+                self._count(store, repaired=worst is not None)
+                return
+        assert worst is not None
+        raise worst
 
-    def _read_from(self, copy: int, block: BlockRead, buffer: Bytes1D) -> None:
+    def _count(self, store: Store, *, repaired: bool) -> None:
+        with self._lock:
+            self.stats.blocks[store.root] = self.stats.blocks.get(store.root, 0) + 1
+            self.stats.repaired += repaired
+
+    def _read_from(self, store: Store, block: BlockRead, buffer: Bytes1D) -> None:
         index = self._indexes[block.part]
         size = index.files[block.file].size
         begin, end = block_range(block.block, size)
-        reader = self._reader(copy, block.part, block.file)
+        reader = self._reader(store, block.part, block.file)
         got = reader.read_into(buffer.data, begin)
         data = buffer[: min(got, end - begin)]
         if data.size < end - begin:
@@ -190,13 +264,13 @@ class BlockPipeline:
         if found != index.files[block.file].block(block.block):
             check_block(index, block.file, block.block, data.data)
 
-    def _reader(self, copy: int, part: int, file: int) -> PartReader:
-        key = (copy, part, file)
+    def _reader(self, store: Store, part: int, file: int) -> PartReader:
+        key = (store.root, part, file)
         with self._lock:
             if key not in self._readers:
                 index = self._indexes[part]
                 name = data_name(part, index.save.attempt, file)
-                reader = self._stores[copy].open_part(self._folder, name)
+                reader = store.open_part(self._folder, name, ahead=False)  # only what is needed
                 self._readers[key] = reader
                 check_size(name, reader.size, index.files[file].size)
             return self._readers[key]
@@ -206,10 +280,12 @@ class BlockPipeline:
             return error
         index = self._indexes[block.part]
         begin, end = block_range(block.block, index.files[block.file].size)
-        return CorruptError(
+        found = CorruptError(
             error.message,
             hint=error.hint,
             file=index.files[block.file].name,
             block=block.block,
             arrays=arrays_in(index, block.file, begin, end),
         )
+        found.__cause__ = error
+        return found

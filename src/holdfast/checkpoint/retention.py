@@ -148,6 +148,13 @@ def everything() -> Policy:
     return Everything()
 
 
+def policy(keep: int | Policy | None) -> Policy:
+    """The policy that a `keep=` means: a number is `latest`, None is `everything`."""
+    if keep is None:
+        return everything()
+    return keep if isinstance(keep, Policy) else latest(keep)
+
+
 def doomed(steps: Sequence[StepInfo], policy: Policy, *, now: float) -> list[int]:
     """The steps to remove, oldest first. Never the newest, never a pinned one."""
     ordered = sorted(steps, key=lambda info: info.step)

@@ -32,6 +32,7 @@ from holdfast.arrays import (
     move,
     spread,
 )
+from holdfast.arrays.copying import copy_bytes
 from holdfast.errors import HoldfastError, TreeError
 from holdfast.format import (
     BLOCK,
@@ -45,8 +46,11 @@ from holdfast.format import (
 )
 from holdfast.vault import Crew
 
-_TELL: Final = 4
-"""Blocks that fill up before the writer is told of them: waking it for each one slows the copying down."""
+_TELLS: Final = 4
+"""How often the writer is told what has filled up. Woken for every few blocks it takes processors from the
+copying: measured on two cores, 0.145 s blocked instead of 0.124, and durable no sooner."""
+_MOST_UNTOLD: Final = 128
+"""Blocks that fill up before it is told in any case."""
 
 
 class StagedCopy(NamedTuple):
@@ -268,6 +272,7 @@ class Capture:
         self._done = [False] * len(plan.blocks)
         self._whole = 0
         self._told = 0
+        self._tell = min(_MOST_UNTOLD, -(-len(plan.blocks) // _TELLS))
         self._lock = threading.Lock()
 
     def run(self, crew: Crew, helpers: int) -> None:
@@ -300,14 +305,14 @@ class Capture:
         if one.dims:
             _copy_strided(one, memory.address, self._address)
         else:
-            ctypes.memmove(self._address + one.target, memory.address + one.source, one.run)
+            copy_bytes(self._address + one.target, memory.address + one.source, one.run)
 
     def _finished(self, block: int) -> None:
         with self._lock:
             self._done[block] = True
             while self._whole < len(self._done) and self._done[self._whole]:
                 self._whole += 1
-            if self._whole - self._told >= _TELL or self._whole == len(self._done):
+            if self._whole - self._told >= self._tell or self._whole == len(self._done):
                 self._told = self._whole
                 self._advance(min(self._whole * BLOCK, self._plan.size))
 

@@ -21,6 +21,9 @@ class SlotPool:
 
     With `wait` and `skip` there are at most `count` slots. `queue` takes further ones, up to `limit` bytes
     (default: twice `count` slots), before it waits.
+
+    A slot has two users, the copying into it and the writer's save, and either may be done first: it is free
+    again after both `let_go` and `give_back`.
     """
 
     def __init__(
@@ -37,18 +40,22 @@ class SlotPool:
         self._rotate = rotate
         self._slots: dict[int, Slot] = {}
         self._free: list[int] = []
+        self._held: dict[int, bool] = {}
+        """Slots that may still be copied into; whether the save in them is over already."""
+        self._lost: list[Slot] = []
         self._coming = 0  # bytes of a slot that is being made
         self._changed = threading.Condition()
 
     @property
     def nbytes(self) -> int:
         """Host memory taken for slots."""
-        return sum(slot.size for slot in self._slots.values()) + self._coming
+        return sum(slot.size for slot in (*self._slots.values(), *self._lost)) + self._coming
 
-    def take(self, size: int, timeout_s: float) -> tuple[int, Slot] | None:
+    def take(self, size: int, timeout_s: float, *, wait: bool = True) -> tuple[int, Slot] | None:
         """A free slot of at least `size` bytes; None if there is none and the policy is to skip.
 
-        Blocks: while all slots are busy, unless skipping. Fails: DeadlineError, SaveError over budget.
+        Blocks: while all slots are busy, unless skipping or not to `wait`. Fails: DeadlineError, SaveError
+        over budget.
         """
         if self._limit is not None and size > self._limit:
             raise SaveError(
@@ -60,14 +67,15 @@ class SlotPool:
             while True:
                 # Where slots serve restores, the last state stays in its slot while the next one is saved.
                 spare = self._rotate and len(self._slots) + bool(self._coming) < self._count
-                number = None if spare else self._free_slot(size)
+                number = None if spare and self._may_grow(size) else self._free_slot(size)
                 if number is not None:
                     self._free.remove(number)
+                    self._held[number] = False
                     return number, self._slots[number]
                 if self._may_grow(size):
                     self._coming += size
                     break
-                if self._on_busy == "skip":
+                if self._on_busy == "skip" or not wait:
                     return None
                 if not self._changed.wait(deadline.remaining()):
                     raise DeadlineError(
@@ -89,14 +97,38 @@ class SlotPool:
         with self._changed:
             self._coming -= size
             self._slots[number] = slot
+            self._held[number] = False
         limit = "no further limit" if self._limit is None else f"at most {self._limit:,} in all"
         log.info("a save slot of %s bytes of host memory is ready (%s)", f"{slot.size:,}", limit)
         return number, slot
 
     def give_back(self, number: int) -> None:
-        """The save in this slot is over."""
+        """The save in this slot is over, or there is none. It is free once nothing is copied into it."""
         with self._changed:
-            self._free.append(number)
+            if number in self._held:
+                self._held[number] = True
+            elif number in self._slots:
+                self._free.append(number)
+                self._changed.notify_all()
+
+    def let_go(self, number: int) -> None:
+        """Nothing is copied into this slot any more."""
+        with self._changed:
+            over = self._held.pop(number, False)
+        if over:
+            self.give_back(number)
+
+    def keep_mapped(self) -> None:
+        """Have the slots that may still be copied into stay mapped when the writer drops them."""
+        with self._changed:
+            for number in self._held:
+                self._slots[number].before_unmap(lambda: False)
+
+    def lose(self, number: int) -> None:
+        """A device may write into this slot for ever: it is never used again, and still counted."""
+        with self._changed:
+            self._held.pop(number, None)
+            self._lost.append(self._slots.pop(number))
             self._changed.notify_all()
 
     def _free_slot(self, size: int) -> int | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from holdfast.errors import FormatError, HoldfastError, NoCheckpointError
 from holdfast.format import MANIFEST, Manifest, parse_step_folder, read_manifest, step_folder
-from holdfast.storage import LocalStore
+from holdfast.storage import Store
 from holdfast.vault import WORK
 
 PINS: Final = "pins"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +49,13 @@ class StepInfo:
             return math.inf if value > 0 else -math.inf
 
 
-def committed_steps(store: LocalStore) -> list[int]:
+def committed_steps(store: Store) -> list[int]:
     """The steps with a manifest, ascending. Says nothing about whether they verify."""
-    found = []
-    for name in store.names():
-        step = parse_step_folder(name)
-        if step is not None and store.exists(name, MANIFEST):
-            found.append(step)
-    return sorted(found)
+    steps = {name: step for name in store.names() if (step := parse_step_folder(name)) is not None}
+    return sorted(steps[name] for name in store.having(list(steps), MANIFEST))
 
 
-def steps_in(*stores: LocalStore) -> list[int]:
-    """The steps that are committed in any of these folders, ascending."""
-    return sorted({step for store in stores for step in committed_steps(store)})
-
-
-def step_manifest(store: LocalStore, step: int) -> Manifest:
+def step_manifest(store: Store, step: int) -> Manifest:
     """The manifest of a committed step. Fails: NoCheckpointError, FormatError."""
     folder = step_folder(step)
     if not store.exists(folder, MANIFEST):
@@ -80,7 +73,7 @@ def step_manifest(store: LocalStore, step: int) -> Manifest:
     return manifest
 
 
-def step_info(store: LocalStore, step: int) -> StepInfo:
+def step_info(store: Store, step: int) -> StepInfo:
     """What a committed step is. Fails: NoCheckpointError, FormatError."""
     manifest = step_manifest(store, step)
     return StepInfo(
@@ -95,16 +88,32 @@ def step_info(store: LocalStore, step: int) -> StepInfo:
     )
 
 
-def readable_steps(store: LocalStore) -> tuple[list[StepInfo], dict[int, HoldfastError]]:
+def readable_steps(store: Store) -> tuple[list[StepInfo], dict[int, HoldfastError]]:
     """The committed steps whose manifests can be read, ascending, and why the others cannot."""
     infos: list[StepInfo] = []
     broken: dict[int, HoldfastError] = {}
-    for step in committed_steps(store):
-        try:
-            infos.append(step_info(store, step))
-        except HoldfastError as error:
-            broken[step] = error
+    steps = committed_steps(store)
+    for step, found in zip(steps, each(store, steps, _info_or_error), strict=True):
+        if isinstance(found, StepInfo):
+            infos.append(found)
+        else:
+            broken[step] = found
     return infos, broken
+
+
+def _info_or_error(store: Store, step: int) -> StepInfo | HoldfastError:
+    try:
+        return step_info(store, step)
+    except HoldfastError as error:
+        return error
+
+
+def each(store: Store, steps: Sequence[int], look: Callable[[Store, int], T]) -> list[T]:
+    """What `look` finds for each step, in order; several at a time where the store is far away."""
+    if store.at_once == 1 or len(steps) < 2:
+        return [look(store, step) for step in steps]
+    with ThreadPoolExecutor(min(store.at_once, len(steps)), thread_name_prefix="holdfast-look") as pool:
+        return list(pool.map(lambda step: look(store, step), steps))
 
 
 def _listed(steps: list[int], most: int = 12) -> str:

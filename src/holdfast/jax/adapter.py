@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from itertools import product
 from typing import Any, final
 
 import jax
@@ -20,7 +19,12 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from holdfast.arrays import ArrayLayout, Bytes1D, Description, FlatTree, Memory, Placement, join
 from holdfast.arrays import dtype as dtype_of
+from holdfast.arrays.copying import address_of
 from holdfast.errors import TreeError
+from holdfast.jax.landing import JaxLanding
+from holdfast.jax.placing import put
+from holdfast.jax.shards import is_packed
+from holdfast.jax.staging import DeviceStager, stager
 
 
 @lru_cache(maxsize=4096)
@@ -48,6 +52,10 @@ def _layout(
     return ArrayLayout(dtype, shape, boxes, holders), tuple(
         tuple(device for device in devices if device in local) for devices in by_box.values()
     )
+
+
+_WIDE = ("int64", "uint64", "float64", "complex128")
+"""What JAX has only where it is told to."""
 
 
 def _donated() -> TreeError:
@@ -96,12 +104,23 @@ class JaxSink:
             sharding = _key_sharding(len(shape), sharding)
             data = _key_data_struct(shape, dtype)
             shape, dtype = tuple(data.shape), data.dtype
+        elif np.dtype(dtype).name in _WIDE and not getattr(jax.config, "jax_enable_x64", True):
+            # JAX would make the next narrower dtype of it, and of large numbers others, without a word.
+            raise TreeError(
+                f"JAX keeps no {np.dtype(dtype).name} arrays as it is set up",
+                hint="jax.config.update('jax_enable_x64', True), or a narrower template and cast=True",
+            )
         self._sharding = sharding
         layout, self._devices = _layout(sharding, shape, dtype_of(np.dtype(dtype)).name, world)
         local = tuple(0 if devices else -1 for devices in self._devices)
         self.description = Description(
             layout, local, kind="key" if self._impl is not None else "array", impl=self._impl
         )
+
+    @property
+    def devices(self) -> list[Any]:
+        """The local devices that the array goes to."""
+        return [device for devices in self._devices for device in devices]
 
     def hosts(self, boxes: dict[int, Bytes1D]) -> list[tuple[Any, Any]]:
         """The host array for each local device."""
@@ -154,7 +173,10 @@ def _key_sharding(ndim: int, sharding: Sharding) -> Sharding:
 
 @final
 class JaxAdapter:
-    """JAX arrays, typed keys and ShapeDtypeStructs."""
+    """JAX arrays, typed keys and ShapeDtypeStructs; devices of platforms in `hosts` use the host's memory."""
+
+    def __init__(self, *, hosts: frozenset[str] = frozenset({"cpu"})) -> None:
+        self._hosts = hosts
 
     def identity(self) -> tuple[int, int]:
         # Asking for the process index starts the backends, and with them takes the devices.
@@ -210,17 +232,18 @@ class JaxAdapter:
     def memory(self, leaf: Any, ordinal: int) -> Memory:
         if not isinstance(leaf.dtype, np.dtype):  # a typed key; issubdtype would cost microseconds
             leaf = jax.random.key_data(leaf)
-        shard = leaf.addressable_data(ordinal)
         if _in_host_memory(leaf):
+            # The view of a shard costs five microseconds, and a state has thousands of arrays.
+            shard = leaf if _num_devices(leaf.sharding) == 1 else leaf.addressable_data(ordinal)
             return Memory(shard.unsafe_buffer_pointer(), shard)
-        host = np.ascontiguousarray(np.asarray(shard))
-        return Memory(host.__array_interface__["data"][0], host)
+        host = np.ascontiguousarray(np.asarray(leaf.addressable_data(ordinal)))
+        return Memory(address_of(host), host)
 
     def host(self, leaf: Any, ordinal: int) -> Bytes1D:
         if not isinstance(leaf.dtype, np.dtype):
             leaf = jax.random.key_data(leaf)
         shard = leaf.addressable_data(ordinal)
-        if not _on_cpu(leaf.sharding) and not _is_packed(leaf.dtype):
+        if not _on_cpu(leaf.sharding) and not is_packed(leaf.dtype):
             shard = _pinned(shard)
         # A view through the array protocol: on CPU, and on pinned memory, it is no copy, and while it lives
         # the runtime copies instead of reusing the memory when the array is donated.
@@ -232,22 +255,18 @@ class JaxAdapter:
         return _sink(leaf.shape, leaf.dtype, sharding, world, committed)
 
     def place(self, batch: Sequence[Placement]) -> list[Any]:
-        # One call for many arrays: a device_put of its own costs each of them three times as much.
-        shards: dict[int, list[Any]] = {}
-        for alias, committed in product((True, False), (True, False)):
-            chosen = [
-                at
-                for at, placement in enumerate(batch)
-                if placement.alias is alias and placement.sink.committed is committed
-            ]
-            hosts = [(at, *pair) for at in chosen for pair in batch[at].sink.hosts(batch[at].boxes)]
-            if not hosts:
-                continue
-            data = [host for _, host, _ in hosts]
-            devices = [device for _, _, device in hosts] if committed else None
-            for (at, _, _), shard in zip(hosts, jax.device_put(data, devices, may_alias=alias), strict=True):
-                shards.setdefault(at, []).append(shard)
-        return [placement.sink.assembled(shards[at]) for at, placement in enumerate(batch)]
+        return put(batch, [], kept=False)
+
+    def landing(self, sinks: Sequence[JaxSink]) -> JaxLanding | None:
+        some = None
+        for sink in set(sinks):  # a model has few of them, many times
+            for some in sink.devices:
+                if some.platform in self._hosts:
+                    return None
+        return None if some is None else JaxLanding(some)
+
+    def stager(self) -> DeviceStager:
+        return stager()
 
 
 _ROW_MAJOR = [tuple(range(ndim)) for ndim in range(65)]
@@ -259,16 +278,14 @@ def _on_cpu(sharding: Sharding) -> bool:
     return bool(device.platform == "cpu")
 
 
-@lru_cache(maxsize=256)
-def _is_packed(dtype: Any) -> bool:
-    """Whether a device keeps several elements of this type in a byte."""
-    info = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
-    return dtype.itemsize == 1 and dtype != np.bool_ and info(dtype).bits < 8
+@lru_cache(maxsize=4096)
+def _num_devices(sharding: Sharding) -> int:
+    return len(sharding.device_set)
 
 
 def _in_host_memory(leaf: Any) -> bool:
     """Whether the bytes of an array's shards can be read by address: on CPU, unpacked, row-major."""
-    if not _on_cpu(leaf.sharding) or _is_packed(leaf.dtype):
+    if not _on_cpu(leaf.sharding) or is_packed(leaf.dtype):
         return False
     if leaf.ndim < 2:
         return True

@@ -8,21 +8,22 @@ the next one. First-touch page faults, not copying, are what staging would other
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, final
 
+from holdfast.arrays.pages import populate
 from holdfast.errors import VaultError
 
 PAGE: Final = mmap.PAGESIZE
-_MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 _CHUNK: Final = 64 << 20
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.madvise.restype = ctypes.c_int
+_HELD: Final[list[object]] = []
+"""Memory that a device may still write to: better lost than reused."""
 
 
 @final
@@ -36,6 +37,10 @@ class Slot:
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)
         self.view = memoryview(self._map)
+        self._farewells: list[Callable[[], bool]] = []
+        about = os.fstat(fd)
+        self.memory_id = (about.st_dev, about.st_ino)
+        """The same for every slot of the same memory, whoever passed the descriptor on."""
 
     @staticmethod
     def make(size: int) -> Slot:
@@ -43,8 +48,10 @@ class Slot:
         rounded = max(PAGE, -(-size // PAGE) * PAGE)
         fd = -1
         try:
-            fd = os.memfd_create("holdfast-slot", os.MFD_CLOEXEC)
+            fd = os.memfd_create("holdfast-slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, rounded)
+            # Whoever maps it must not be killed by somebody's making it smaller.
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             return Slot(fd, rounded)
         except (OSError, OverflowError, ValueError) as error:
             if fd >= 0:
@@ -67,25 +74,27 @@ class Slot:
         """Fault every page in, so that staging never pays for first touch. Releases the GIL."""
         starts = range(0, self.size, _CHUNK)
         with ThreadPoolExecutor(threads, thread_name_prefix="holdfast-fault") as pool:
-            for failed in pool.map(self._populate_chunk, starts):
+            lengths = (min(_CHUNK, self.size - start) for start in starts)
+            for failed in pool.map(populate, (self.address + start for start in starts), lengths):
                 if failed:
                     raise VaultError(
                         f"cannot fault in {self.size:,} bytes of arena: {os.strerror(failed)}",
                         hint="the host is short of memory; use fewer slots or a smaller state",
                     )
 
-    def _populate_chunk(self, start: int) -> int:
-        length = min(_CHUNK, self.size - start)
-        if _libc.madvise(self.address + start, length, _MADV_POPULATE_WRITE) == 0:
-            return 0
-        failed = ctypes.get_errno()
-        if failed != 22:  # EINVAL: a kernel without it; the pages come on first touch instead
-            return failed
-        return 0
+    def before_unmap(self, act: Callable[[], bool]) -> None:
+        """Have `act` called before the memory goes; it stays mapped for good where that says False.
+
+        A device may write to memory that was registered with its driver: what registered it ends that first.
+        """
+        self._farewells.append(act)
 
     def close(self) -> None:
         """Release the descriptor and unmap the memory, the latter once nobody looks at it any more."""
         os.close(self.fd)
+        for act in self._farewells:
+            if not act():
+                _HELD.append(self._anchor)
         del self._anchor
         with suppress(BufferError):  # somebody does; the mapping goes with the last view
             self.view.release()

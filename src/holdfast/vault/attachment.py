@@ -24,12 +24,9 @@ def attached(path: str, *, wait_s: float = 0.0) -> socket.socket:
     """
     deadline = Deadline(wait_s)
     while True:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(_CONNECT_S)
         try:
-            sock.connect(path)
+            return _connected(path)
         except OSError as error:
-            sock.close()
             if deadline.expired():
                 raise VaultError(
                     f"no vault answers at {path}: {error.strerror or error}",
@@ -37,8 +34,17 @@ def attached(path: str, *, wait_s: float = 0.0) -> socket.socket:
                 ) from error
             # The kernel tells nobody that somebody listens at a path.
             time.sleep(_POLL_S)
-        else:
-            return sock
+
+
+def _connected(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(_CONNECT_S)
+        sock.connect(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def copy_from(path: str, node: str, address: str, *, timeout_s: float = 10.0) -> None:

@@ -19,6 +19,7 @@ from typing import Final, final
 from holdfast import journal
 from holdfast.clock import Deadline
 from holdfast.errors import DeadlineError, HoldfastError, VaultDiedError, VaultError
+from holdfast.format import SaveId
 from holdfast.vault.arena import Slot
 from holdfast.vault.attachment import REATTACH_S, attached
 from holdfast.vault.messages import (
@@ -26,6 +27,7 @@ from holdfast.vault.messages import (
     Abort,
     Accepted,
     AdoptSlot,
+    Awaits,
     Begin,
     Begun,
     Bye,
@@ -35,6 +37,7 @@ from holdfast.vault.messages import (
     Hello,
     Holds,
     MakeSlot,
+    Mirrored,
     Order,
     Outcome,
     Ready,
@@ -52,8 +55,17 @@ log = logging.getLogger("holdfast.vault")
 
 _START_S: Final = 30.0
 _SLOT_S: Final = 600.0
+_REAP_S: Final = 5.0
+_DIED: Final = VaultDiedError.__name__
 _MAX_LIVES: Final = 3
 """How many vaults one save may wear out before it is given up."""
+
+
+def _unstarted(error: OSError) -> VaultDiedError:
+    return VaultDiedError(
+        f"the vault could not be started: {error.strerror or error}",
+        hint="is the host short of memory, processes or descriptors? writer='thread' does without a vault",
+    )
 
 
 class _Pending:
@@ -92,16 +104,19 @@ class VaultWriter:
         self._recipes: dict[int, Recipe] = {}
         self._pending: dict[int, _Pending] = {}
         self._closing = False
+        self._drain = True
         self._abandoned = False
         self._broken: HoldfastError | None = None
         self._begun: set[int] = set()
         self._holding: dict[int, Order] = {}
         """By slot: the last save that was staged in it and is over."""
+        self._unmirrored: dict[str, SaveId] = {}
+        """By attempt: committed saves of which nothing was heard from the mirror."""
         self.welcome = Welcome(0)
         self._answers: dict[str, tuple[Reply, list[int]]] = {}
         self._answered = threading.Condition()
         self._process: subprocess.Popen[bytes] | None = None
-        self._frames = self._connect()
+        self._frames = self._reconnect()
         self._receiver = self._receiving()
 
     def _receiving(self) -> threading.Thread:
@@ -143,7 +158,10 @@ class VaultWriter:
         return frames
 
     def _spawn(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise _unstarted(error) from error
         environment = dict(os.environ)
         # The vault must find the same package even if it is not installed but on sys.path.
         package_root = str(Path(__file__).parents[2])
@@ -152,15 +170,19 @@ class VaultWriter:
             package_root if not inherited else f"{package_root}{os.pathsep}{inherited}"
         )
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.vault", "--fd", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=environment,
-                # Its own session: a Ctrl-C or a signal to the job's group is not meant for it.
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "holdfast.vault", "--fd", str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env=environment,
+                    # Its own session: a Ctrl-C or a signal to the job's group is not meant for it.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise _unstarted(error) from error
         return ours
 
     def _receive(self) -> None:
@@ -188,8 +210,15 @@ class VaultWriter:
                         over = self._pending.pop(seq, None)
                         if over is not None and (over.staged or outcome.committed):
                             self._holding[over.order.slot] = over.order
+                        if over is not None and outcome.committed and self._hello.mirror is not None:
+                            self._unmirrored[over.order.save.attempt] = over.order.save
                     self._events.done(seq, outcome)
                     self._close_all(fds)
+                case Mirrored(save, state, reason):
+                    if state != "failing":
+                        with self._lock:
+                            self._unmirrored.pop(save.attempt, None)
+                    self._events.mirrored(save, state, reason)
                 case _:
                     self._answer(type(reply).__name__, reply, fds)
 
@@ -221,11 +250,12 @@ class VaultWriter:
             with contextlib.suppress(ConnectionLost):
                 self._hand_over()
             self._note(journal.VaultReplaced(old_pid=pid or 0, pid=self.pid or 0))
-        self._answer("Refused", Refused("VaultDiedError", "the vault died meanwhile", None), [])
+            # Under the lock: whoever asks the new vault is not to take this for its answer.
+            self._answer("Refused", Refused(_DIED, "the vault died meanwhile", None), [])
         return True
 
     def _reconnect(self) -> FrameSocket[Reply]:
-        """A new vault's connection. A standing one that is dying may still let in, and break off."""
+        """A vault's connection. A standing one may be about to start, or dying: it lets in and breaks off."""
         deadline = Deadline(0.0 if self._attach is None else REATTACH_S)
         while True:
             try:
@@ -247,8 +277,10 @@ class VaultWriter:
             self._frames.send(Holds(order))
         for pending in list(self._pending.values()):
             self._give_again(pending)
+        for save in self._unmirrored.values():
+            self._frames.send(Awaits(save))
         if self._closing:
-            self._frames.send(Bye())
+            self._frames.send(Bye(self._drain))
 
     def _count_life(self, pending: _Pending) -> None:
         pending.lives += 1
@@ -287,7 +319,10 @@ class VaultWriter:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(5.0)
+            try:
+                process.wait(_REAP_S)
+            except subprocess.TimeoutExpired:  # in a system call that nothing interrupts: it ends after that
+                return f"no end {_REAP_S:g} s after it was killed"
         code = process.returncode
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
@@ -323,6 +358,25 @@ class VaultWriter:
 
     def make_slot(self, size: int) -> tuple[int, Slot]:
         deadline = Deadline(_SLOT_S)
+        number, reply, fds = self._ask_for_slot(size, deadline)
+        lives = 1
+        # A vault that died over it has a successor by now, or none at all, which the next try says.
+        while isinstance(reply, Refused) and reply.kind == _DIED and lives < _MAX_LIVES:
+            lives += 1
+            log.info("asking the next vault for a slot of %s bytes: %s", f"{size:,}", reply.message)
+            number, reply, fds = self._ask_for_slot(size, deadline)
+        if isinstance(reply, SlotReady) and fds:
+            slot = Slot.adopt(fds.pop(), reply.size)
+            slot.populate()  # map the pages here too: they exist, so this is quick
+            with self._lock:
+                self._slots[number] = slot
+            return number, slot
+        self._close_all(fds)
+        message = reply.message if isinstance(reply, Refused) else f"unexpected {type(reply).__name__}"
+        raise VaultError(f"the vault made no slot of {size:,} bytes: {message}")
+
+    def _ask_for_slot(self, size: int, deadline: Deadline) -> tuple[int, Reply, list[int]]:
+        """The number that a slot is to have, and what the vault answers. Fails: VaultError, DeadlineError."""
         with self._lock:
             # Under the lock: a vault that is given up while this waits for it would never answer.
             self._check()
@@ -337,16 +391,8 @@ class VaultWriter:
                         f"the vault did not make a slot of {size:,} bytes in {_SLOT_S:g} s",
                         hint="is the host short of memory, or the vault stopped?",
                     )
-            kind, (reply, fds) = self._answers.popitem()
-        if isinstance(reply, SlotReady) and fds:
-            slot = Slot.adopt(fds.pop(), reply.size)
-            slot.populate()  # map the pages here too: they exist, so this is quick
-            with self._lock:
-                self._slots[number] = slot
-            return number, slot
-        self._close_all(fds)
-        message = reply.message if isinstance(reply, Refused) else f"unexpected {kind}"
-        raise VaultError(f"the vault made no slot of {size:,} bytes: {message}")
+            _, (reply, fds) = self._answers.popitem()
+        return number, reply, fds
 
     def drop_slot(self, number: int) -> None:
         with self._lock:
@@ -373,15 +419,17 @@ class VaultWriter:
     def _await_begun(self, order: Order) -> None:
         """Return once nobody reads from the slot; a replaced vault has no readers and says so as well."""
         deadline = Deadline(_START_S)
+        late = False
         with self._answered:
-            while self.address and order.seq not in self._begun and self._broken is None:
-                if not self._answered.wait(min(1.0, deadline.remaining())) and deadline.expired():
-                    self._forget(order.seq)
-                    raise DeadlineError(
-                        f"the vault did not take step {order.save.step} in {_START_S:g} s",
-                        hint="is the vault stopped, or the host short of CPU time?",
-                    )
+            while self.address and order.seq not in self._begun and self._broken is None and not late:
+                late = not self._answered.wait(min(1.0, deadline.remaining())) and deadline.expired()
             self._begun.discard(order.seq)
+        if late:  # not under the condition: whoever has the other lock may be about to notify it
+            self._forget(order.seq)
+            raise DeadlineError(
+                f"the vault did not take step {order.save.step} in {_START_S:g} s",
+                hint="is the vault stopped, or the host short of CPU time?",
+            )
         self._check()
 
     def _forget(self, seq: int) -> None:
@@ -412,22 +460,28 @@ class VaultWriter:
                 pending.aborted = reason
                 self._send(Abort(seq, reason))
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, timeout_s: float, *, drain: bool = True) -> bool:
         with self._lock:
             self._closing = True
-            self._send(Bye())
-        # The vault closes the connection once everything staged is on disk.
+            self._drain = drain
+            self._send(Bye(drain))
+        # The vault closes the connection once everything staged is on disk and, with `drain`, on the mirror.
         self._receiver.join(timeout_s)
         finished = not self._receiver.is_alive()
+        with self._lock:
+            saved = not self._pending
+        mirrors = self._hello.mirror is not None
         self._abandoned = not finished
         if self._process is not None:
             try:
-                self._process.wait(5.0 if finished else 0.0)
+                self._process.wait(5.0 if finished and (drain or not mirrors) else 0.0)
             except subprocess.TimeoutExpired:
-                log.warning("the vault (pid %s) is still saving and goes on alone", self.pid)
+                # With a mirror it says itself what is left to copy, if anything is.
+                if not (saved and mirrors):
+                    log.warning("the vault (pid %s) is still saving and goes on alone", self.pid)
                 self._process.returncode = 0  # it outlives this process by design; do not wait
         self._frames.close()
         for slot in self._slots.values():
             slot.close()
         self._slots.clear()
-        return finished
+        return finished or (saved and mirrors)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final, final
 
 import msgspec
@@ -24,8 +24,10 @@ from holdfast.errors import (
     HoldfastError,
     MissingRanksError,
     StepExistsError,
+    StorageError,
 )
 from holdfast.format import (
+    HEAD,
     MANIFEST,
     MAX_MANIFEST,
     Manifest,
@@ -38,18 +40,33 @@ from holdfast.format import (
     encode_manifest,
     index_name,
     parse_file_name,
+    saved_by,
     step_folder,
     verify_step,
     versions,
 )
-from holdfast.storage import LocalStore
+from holdfast.storage import Store, Version, is_trouble
+from holdfast.vault.intents import accepted, claim
 from holdfast.vault.messages import Order, Recipe
+from holdfast.vault.remains import announced_attempts, attempt_in, dead_attempts
 
 _COMMIT: Final = b"commit"
 _ABORT: Final = b"abort: "
+COLLECTORS: Final = 8
+"""Ranks below this gather all ballots and decide; the others wait for that, or all would be sent to all."""
+_LEARN_S: Final = 5.0
+"""How often those others look up from their wait."""
+_BALLOT_S: Final = 5e-4
+"""Seconds between two looks at all ballots, for each of them."""
 _TAKEOVER_S: Final = 5.0
 """How long the other ranks wait for rank 0 to create the manifest before they do it."""
-_POLL_S: Final = 0.005
+
+
+class Replaced(msgspec.Struct, frozen=True):
+    """The committed save that another is to replace; no attempt where its manifest cannot be read."""
+
+    attempt: str
+    version: Version | None
 
 
 class Ballot(msgspec.Struct, frozen=True):
@@ -61,7 +78,7 @@ class Ballot(msgspec.Struct, frozen=True):
     created: float = 0.0
     scalars: tuple[ScalarEntry, ...] = ()
     meta: bytes = b"{}"
-    replaces: str | None = None
+    replaces: Replaced | None = None
 
 
 ORPHAN_S: Final = 5.0
@@ -70,32 +87,37 @@ _LOOK_S: Final = 0.5
 _BALLOT: Final = msgspec.msgpack.Decoder(Ballot)
 
 
-def existing_step(store: LocalStore, order: Order) -> str | None:
-    """The attempt that this save will replace, None if the step is free.
+def existing_step(store: Store, order: Order) -> Replaced | None:
+    """The save that this one will replace, None if the step is free.
 
     Fails: StepExistsError if the step is committed and verifies, unless overwriting was asked for.
     """
     folder = step_folder(order.save.step)
     if not store.exists(folder, MANIFEST):
         return None
+    version = store.version(folder, MANIFEST)  # before it is read: what comes between is noticed
     try:
         data = store.read(folder, MANIFEST, max_bytes=MAX_MANIFEST)
         committed = decode_manifest(data)
-    except HoldfastError:
-        return ""  # unreadable, so it names no attempt; its files are found as leftovers
+    except (FormatError, StorageError) as error:
+        if is_trouble(store, error):
+            raise
+        return Replaced("", version)  # it names no attempt; its files are found as leftovers
     if committed.save == order.save:
         return None  # a vault that died after the commit; the new one finds the work done
     if order.overwrite:
-        return committed.save.attempt
-    for _problem in verify_step(store, folder):
-        return committed.save.attempt
+        return Replaced(committed.save.attempt, version)
+    for problem in verify_step(store, folder):
+        if problem.cause is not None and is_trouble(store, problem.cause):
+            raise problem.cause
+        return Replaced(committed.save.attempt, version)
     raise StepExistsError(
         f"step {order.save.step} is already saved in {store.root}, and it verifies",
         hint="pass overwrite=True to replace it",
     )
 
 
-def is_committed(store: LocalStore, save: SaveId) -> bool:
+def is_committed(store: Store, save: SaveId) -> bool:
     """Whether the manifest of this very save is there. Fails: StorageError."""
     folder = step_folder(save.step)
     if not store.exists(folder, MANIFEST):
@@ -128,7 +150,7 @@ class Commit:
 
     def __init__(
         self,
-        store: LocalStore,
+        store: Store,
         agreement: Agreement,
         order: Order,
         recipe: Recipe,
@@ -144,22 +166,26 @@ class Commit:
         self._topic = _topic(order.save)
         self._voted = False
 
-    def run(self, index: bytes, replaces: str | None) -> None:
+    def run(self, index: bytes, replaces: Replaced | None) -> None:
         """Vote, agree and commit; returns when the step is durable.
 
         Blocks: until all ranks have voted, `deadline_s` at most. Fails: AgreementError with the reasons.
         """
         self._vote(index, replaces)
         faults.site("vault.voted")
-        ballots = self._decide()
+        ballots = self._decide() if self._agreement.rank < COLLECTORS else self._learn()
         faults.site("vault.decided")
+        if self._agreement.rank != 0 and self._appeared():
+            return
+        # Rank 0, or one that finishes for it.
+        ballots = ballots or self._all_ballots()
         manifest = self._manifest(ballots)
         first = ballots[0]
         self._create(encode_manifest(manifest), first.replaces)
         if first.replaces is not None and self._agreement.rank == 0:
             # The step is durable: what cannot be removed is left for the next start to clean.
             with suppress(HoldfastError):
-                self._remove_replaced()
+                self._remove_replaced(first.replaces)
 
     def withdraw(self, reason: str) -> None:
         """Tell the others that this rank has failed, so that they do not wait for it."""
@@ -179,7 +205,7 @@ class Commit:
         except HoldfastError:
             return False
 
-    def _vote(self, index: bytes, replaces: str | None) -> None:
+    def _vote(self, index: bytes, replaces: Replaced | None) -> None:
         order, recipe = self._order, self._recipe
         lead = self._agreement.rank == 0
         ballot = Ballot(
@@ -208,21 +234,59 @@ class Commit:
             proposal = _COMMIT if problem is None else _ABORT + problem.encode()[:4000]
             outcome = self._agreement.decide(self._topic, proposal)
         except MissingRanksError as error:
-            outcome = self._agreement.decide(self._topic, _ABORT + error.message.encode())
+            outcome = self._agreement.decide(self._topic, _ABORT + error.message.encode()[:4000])
             if outcome != _COMMIT:
                 raise
             ballots = {}
+        self._check_outcome(outcome)
+        return ballots if len(ballots) == self._agreement.world else {}
+
+    def _learn(self) -> Mapping[int, Ballot]:
+        """Wait for what the ranks that collect ballots decide; no ballots, this rank has seen none.
+
+        If they do not by the deadline, none of them is alive to do it any more.
+        """
+        deadline = Deadline(self._order.deadline_s + _TAKEOVER_S)
+        hopeless: Deadline | None = None
+        while True:
+            outcome = self._agreement.decided(self._topic, min(_LEARN_S, deadline.remaining()))
+            if outcome is not None:
+                break
+            if not self._orphaned() or self._others_write():
+                hopeless = None
+            elif hopeless is None:
+                hopeless = Deadline(ORPHAN_S)  # one look is none: a writer may be about to open its part
+            if deadline.expired() or (hopeless is not None and hopeless.expired()):
+                reason = (
+                    f"ranks 0 to {COLLECTORS - 1} had not decided when rank {self._agreement.rank} gave up"
+                )
+                outcome = self._agreement.decide(self._topic, _ABORT + reason.encode())
+                break
+        self._check_outcome(outcome)
+        return {}
+
+    def _check_outcome(self, outcome: bytes) -> None:
         if outcome != _COMMIT:
             reason = outcome.removeprefix(_ABORT).decode(errors="replace")
             raise AgreementError(
                 f"step {self._order.save.step} was not committed: {reason}",
                 hint="earlier steps are untouched; the next save starts afresh",
             )
-        if len(ballots) < self._agreement.world:
-            # Somebody saw all the ballots, so they are all there by now.
-            raw = self._agreement.ballots(self._topic, self._order.deadline_s)
-            ballots = {rank: _BALLOT.decode(data) for rank, data in raw.items()}
-        return ballots
+
+    def _all_ballots(self) -> Mapping[int, Ballot]:
+        """The ballots after the decision: somebody saw them all, so they are all there by now.
+
+        Fails: AgreementError if they are not any more. This rank slept until the others were done with the
+        save, and what it would make of the rest is half a step.
+        """
+        raw = self._agreement.ballots(self._topic, self._order.deadline_s)
+        if len(raw) < self._agreement.world:
+            raise AgreementError(
+                f"{len(raw):,} of the {self._agreement.world:,} ballots on step {self._order.save.step} are "
+                f"left as rank {self._agreement.rank} comes to commit it",
+                hint="the run went on without this process; the next save starts afresh",
+            )
+        return {rank: _BALLOT.decode(data) for rank, data in raw.items()}
 
     def _await_ballots(self) -> Mapping[int, bytes]:
         """The ballots of all ranks. Fails: MissingRanksError.
@@ -235,7 +299,9 @@ class Commit:
         hopeless = Deadline(ORPHAN_S)
         while True:
             try:
-                return self._agreement.ballots(self._topic, min(_LOOK_S, deadline.remaining()))
+                # Every look brings all ballots anew: the more there are, the rarer.
+                look_s = max(_LOOK_S, self._agreement.world * _BALLOT_S)
+                return self._agreement.ballots(self._topic, min(look_s, deadline.remaining()))
             except MissingRanksError:
                 if deadline.expired() or hopeless.expired():
                     raise
@@ -245,6 +311,9 @@ class Commit:
     def _others_write(self) -> bool:
         """Whether somebody is at work on another part of this save."""
         folder, save = step_folder(self._order.save.step), self._order.save
+        if not self._store.has_locks:
+            rank = self._agreement.rank
+            return any(one.attempt == save.attempt and one.rank != rank for one in accepted(self._store))
         mine = data_name(self._recipe.part, save.attempt)
         theirs = [
             name
@@ -281,18 +350,14 @@ class Commit:
             nbytes=sum(part.nbytes for part in parts),
         )
 
-    def _create(self, data: bytes, replaces: str | None) -> None:
+    def _create(self, data: bytes, replaces: Replaced | None) -> None:
         folder = step_folder(self._order.save.step)
-        if self._agreement.rank != 0 and self._appeared(folder):
-            # Seen is not synced: rank 0 may still be at it, and this rank is about to say "durable".
-            self._store.sync_folder(folder)
-            self._store.sync_folder()
-            return
+        claim(self._store, self._order.save)
         if replaces is not None:
-            self._store.replace(folder, MANIFEST, data=data)
-        elif not self._store.create(folder, MANIFEST, data=data) and not is_committed(
-            self._store, self._order.save
-        ):
+            done = self._store.replace(folder, MANIFEST, data=data, expected=replaces.version)
+        else:
+            done = self._store.create(folder, MANIFEST, data=data)
+        if not done and not is_committed(self._store, self._order.save):
             raise StepExistsError(
                 f"another run committed step {self._order.save.step} first",
                 hint="do two runs write to the same folder?",
@@ -301,22 +366,35 @@ class Commit:
         self._store.sync_folder()
         faults.site("vault.step.synced")
 
-    def _appeared(self, folder: str) -> bool:
-        """Whether rank 0 created the manifest in time."""
-        deadline = Deadline(_TAKEOVER_S)
-        while not deadline.expired():
-            with suppress(HoldfastError):
-                if is_committed(self._store, self._order.save):
-                    return True
-            time.sleep(_POLL_S)
-        return False
-
-    def _remove_replaced(self) -> None:
-        """Remove the parts of the attempt that was replaced; never those of a live writer."""
+    def _appeared(self) -> bool:
+        """Whether rank 0 created the manifest in time; then it is durable."""
         folder = step_folder(self._order.save.step)
-        for name in self._store.names(folder):
-            parsed = parse_file_name(name)
-            if parsed is None or parsed.kind == "manifest":
-                continue
-            if parsed.attempt != self._order.save.attempt and not self._store.is_written(folder, name):
-                self._store.remove(folder, name)
+        # Those who hold no ballots finish for rank 0 only if none of the others does: 8 of them first, then
+        # 16, and so on, or all would ask for the ballots of all.
+        turns = max(1, self._agreement.rank.bit_length() - COLLECTORS.bit_length() + 2)
+        deadline, pause = Deadline(turns * _TAKEOVER_S), self._store.poll_s
+        while True:
+            with suppress(HoldfastError):
+                if self._store.exists(folder, MANIFEST) and self._is_ours(folder):
+                    # Seen is not synced: rank 0 may still be at it, and this rank is about to say "durable".
+                    self._store.sync_folder(folder)
+                    self._store.sync_folder()
+                    return True
+            if deadline.expired():
+                return False
+            time.sleep(min(pause, deadline.remaining()))
+            pause = min(2 * pause, max(self._store.poll_s, self._agreement.world * _LOOK_S / 10_000))
+
+    def _is_ours(self, folder: str) -> bool:
+        """Whether the manifest is that of this save, by its first bytes: ten thousand ranks ask at once."""
+        with closing(self._store.open_part(folder, MANIFEST, direct=False)) as manifest:
+            return saved_by(manifest.read(0, HEAD)) == self._order.save
+
+    def _remove_replaced(self, replaced: Replaced) -> None:
+        """Remove the files of the attempt that was replaced; the next save of the step may be on its way."""
+        folder = step_folder(self._order.save.step)
+        names = self._store.names(folder)
+        gone = [replaced.attempt]
+        if not replaced.attempt and self._store.has_locks:  # its manifest could not be read
+            gone = dead_attempts(self._store, folder, names, announced_attempts(self._store))
+        self._store.remove_all(folder, [name for name in names if attempt_in(name) in gone])

@@ -219,8 +219,16 @@ class Holdings:
                 )
 
     def adopt(self, owner: Owner, slot: Slot) -> None:
-        """Memory that a trainer brought along from another vault."""
+        """Memory that a trainer brought along: from another vault, or from an earlier connection to this one.
+
+        Nobody else may have it then, and what was offered out of it is the trainer's to change.
+        """
+        self.withdraw(slot)
         with self._lock:
+            for free in self._free.values():
+                for other in [one for one in free if one.memory_id == slot.memory_id]:
+                    free.remove(other)
+                    other.close()
             self._lent.setdefault(owner, []).append(slot)
 
     def give_back(self, owner: Owner, slot: Slot) -> None:
@@ -256,7 +264,7 @@ class Holdings:
             return None
         state = State(owner, about, memory, slot, next(self._serials))
         try:
-            state.published = self._offers.offer(owner, about, memory)
+            state.published = self._offers.offer(owner, about, memory, slot.fd if slot is not None else None)
         except HoldfastError as error:
             log.warning("step %d is not offered for restores: %s", state.step, error.message)
             return None
@@ -269,8 +277,8 @@ class Holdings:
     def withdraw(self, slot: Slot) -> None:
         """Cut off whoever reads from a slot: it is about to be written. Returns when nobody does."""
         with self._lock:
-            found = [state for state in self._states if state.slot is slot]
-            self._states = [state for state in self._states if state.slot is not slot]
+            found = [one for one in self._states if one.slot and one.slot.memory_id == slot.memory_id]
+            self._states = [state for state in self._states if state not in found]
         for state in found:
             if state.published is not None:
                 state.published.revoke("its memory is needed for the next save")

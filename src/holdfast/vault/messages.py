@@ -13,8 +13,10 @@
           <------------------------ Accepted
           <------------------------ Done(outcome)
     Abort ------------------------>  drop a save that is not staged
+          <------------------------ Mirrored(save, ...), where there is a mirror: what became of its copy
     Holds(save, slot) ------------>  to a new vault: this slot has a staged state that is on disk already
-    Bye -------------------------->  finish what is staged, then end
+    Awaits(save) ----------------->  to a new vault: tell what becomes of the copy of this committed save
+    Bye -------------------------->  finish what is staged, copy what the mirror lacks, then end
 
     agent                           vault
     CopyFrom(node, address) ------>  keep a copy of what the vault at that address stages
@@ -26,11 +28,12 @@ trainer spawned then ends; a standing one keeps the newest staged states.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from holdfast.format import ArrayEntry, SaveId, ScalarEntry, Slice
+from holdfast.storage import StoreOptions
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -96,6 +99,25 @@ class ServeAt(msgspec.Struct, frozen=True):
         return f"ServeAt({self.bind}, run={self.run!r})"
 
 
+class MirrorTo(msgspec.Struct, frozen=True):
+    """A second place for the steps of a folder. What its options hold is never shown.
+
+    The first step at or after each multiple of `every` goes there, at most `rate` bytes in a second; at the
+    end of the run copying goes on for `drain_s` at most. `most` is how many of the newest stay there, where
+    the trainer's policy is that simple: older ones need not be sent.
+    """
+
+    place: str
+    every: int = 1
+    most: int | None = None
+    rate: float | None = None
+    drain_s: float = 300.0
+    options: StoreOptions | None = None
+
+    def __repr__(self) -> str:
+        return f"MirrorTo({self.place}, every={self.every})"
+
+
 class Hello(msgspec.Struct, frozen=True, tag=True):
     root: str
     rank: int
@@ -106,6 +128,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     recycle: bool
     coordinator: CoordinatorAt | None = None
     serve: ServeAt | None = None
+    store: StoreOptions | None = None
+    mirror: MirrorTo | None = None
 
 
 class MakeSlot(msgspec.Struct, frozen=True, tag=True):
@@ -161,12 +185,32 @@ class CopyFrom(msgspec.Struct, frozen=True, tag=True):
     address: str
 
 
+class Awaits(msgspec.Struct, frozen=True, tag=True):
+    """This save is committed, and its trainer has not heard what became of its copy on the mirror."""
+
+    save: SaveId
+
+
 class Bye(msgspec.Struct, frozen=True, tag=True):
-    pass
+    """The trainer ends. With `drain` it stays until the mirror has what it should; else it is not told."""
+
+    drain: bool = True
 
 
 Request = (
-    Hello | MakeSlot | AdoptSlot | DropSlot | Define | Begin | Ready | Staged | Abort | Holds | CopyFrom | Bye
+    Hello
+    | MakeSlot
+    | AdoptSlot
+    | DropSlot
+    | Define
+    | Begin
+    | Ready
+    | Staged
+    | Abort
+    | Holds
+    | Awaits
+    | CopyFrom
+    | Bye
 )
 
 REQUESTS: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
@@ -215,9 +259,17 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     outcome: Outcome
 
 
+class Mirrored(msgspec.Struct, frozen=True, tag=True):
+    """What became of a committed save on the mirror: it is whole there, it is left, or copying it fails."""
+
+    save: SaveId
+    state: Literal["whole", "left", "failing"]
+    reason: str = ""
+
+
 class Noted(msgspec.Struct, frozen=True, tag=True):
     """What was said is remembered."""
 
 
-Reply = Welcome | SlotReady | Begun | Refused | Accepted | Done | Noted
+Reply = Welcome | SlotReady | Begun | Refused | Accepted | Done | Mirrored | Noted
 REPLIES: Final[msgspec.msgpack.Decoder[Reply]] = msgspec.msgpack.Decoder(Reply)

@@ -94,13 +94,16 @@ class Offers:
             tree.add_scalar(ENTRIES, "str", encode_catalogue(entries))
             self.front.publish_slices(CATALOGUE, tree, self._changes, lease_s=_CATALOGUE_LEASE_S, keep=_KEEP)
 
-    def offer(self, owner: Owner, about: About, memory: Bytes1D) -> Published:
-        """Publish a state. Fails: HoldfastError, then nothing is offered."""
+    def offer(self, owner: Owner, about: About, memory: Bytes1D, fd: int | None = None) -> Published:
+        """Publish a state; `fd` is the memfd that its memory maps from its beginning, if it is one.
+
+        Fails: HoldfastError, then nothing is offered.
+        """
         endpoint = self._endpoint(owner)
         attempt = about.order.save.attempt
         version = offered(attempt).version
         state = endpoint.publish_slices(
-            state_name(attempt), _slices(about, memory), version, lease_s=_LEASE_S, keep=_KEEP
+            state_name(attempt), _slices(about, memory, fd), version, lease_s=_LEASE_S, keep=_KEEP
         )
         image = endpoint.publish_slices(
             image_name(attempt), _image(about, memory), version, lease_s=_LEASE_S, keep=_KEEP
@@ -128,13 +131,13 @@ class Offers:
             one.close()
 
 
-def _slices(about: About, memory: Bytes1D) -> PublishedTree:
+def _slices(about: About, memory: Bytes1D, fd: int | None) -> PublishedTree:
     """The slices of a staged part, by array."""
     pieces: dict[str, list[tuple[tuple[tuple[int, int], ...], Bytes1D]]] = {}
     for piece in about.recipe.slices:
         box = tuple(zip(piece.start, piece.stop, strict=True))
         pieces.setdefault(piece.name, []).append((box, memory[piece.offset : piece.offset + piece.nbytes]))
-    tree = PublishedTree()
+    tree = PublishedTree(None if fd is None else (fd, memory))
     for entry in about.recipe.arrays:
         tree.add_array(
             entry.name,

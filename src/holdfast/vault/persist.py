@@ -20,7 +20,7 @@ from typing import final
 from holdfast import faults, journal
 from holdfast.clock import Deadline
 from holdfast.coord import Agreement
-from holdfast.errors import DeadlineError, HoldfastError, SaveError, StorageError
+from holdfast.errors import BusyPathError, DeadlineError, HoldfastError, SaveError, StorageError
 from holdfast.format import (
     VERSION,
     PartFile,
@@ -35,10 +35,10 @@ from holdfast.format import (
     num_blocks,
     step_folder,
 )
-from holdfast.storage import LocalStore, PartWriter
+from holdfast.storage import PartWriter, Store
 from holdfast.vault.commit import Commit, existing_step, forget, is_committed
 from holdfast.vault.crew import Crew
-from holdfast.vault.intents import Intent, announce
+from holdfast.vault.intents import Intent, announce, unfence
 from holdfast.vault.messages import Order, Outcome, Recipe
 from holdfast.vault.recycling import take_recycled
 
@@ -106,7 +106,7 @@ class Persister:
 
     def __init__(
         self,
-        store: LocalStore,
+        store: Store,
         agreement: Agreement,
         *,
         on_done: Callable[[int, Outcome], None],
@@ -133,9 +133,13 @@ class Persister:
         with self._idle:
             self._pending += 1
         # A job may wait behind another: until it has files of its own, this tells the others of it.
-        with suppress(HoldfastError):
-            job.intent = announce(self._store, job.order.save)
+        if self._store.has_locks:
+            with suppress(HoldfastError):
+                job.intent = self._announced(job)
         self._jobs.put(job)
+
+    def _announced(self, job: Job) -> Intent:
+        return announce(self._store, job.order.save, self._agreement.rank)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until every job is over; False if time runs out first."""
@@ -172,10 +176,13 @@ class Persister:
                 self._idle.notify_all()
 
     def _persist(self, job: Job) -> Outcome:
-        order = job.order
+        order, touched = job.order, False
         commit = Commit(self._store, self._agreement, job.order, job.recipe, orphaned=lambda: job.orphaned)
         try:
             faults.site("vault.begin")
+            if job.intent is None and not self._store.has_locks:
+                # Nothing else tells a cleaning that this save's parts are a live writer's.
+                job.intent = self._announced(job)
             if is_committed(self._store, order.save):  # a vault that died right after the commit
                 self._store.sync_folder(step_folder(order.save.step))
                 self._store.sync_folder()
@@ -183,6 +190,7 @@ class Persister:
             replaced = existing_step(self._store, order) if self._agreement.rank == 0 else None
             # The writer keeps its lock until the step is committed: a cleaning elsewhere must not
             # take the part for a leftover while this rank waits for the others.
+            touched = True
             with closing(self._open(job)) as writer:
                 commit.run(self._write(job, writer), replaced)
         # Whatever goes wrong in a save, including a bug of ours, must reach the handle and must not
@@ -190,7 +198,9 @@ class Persister:
         except Exception as error:
             with suppress(Exception):
                 commit.withdraw(str(error))
-            if commit.is_over():
+            # What another process has locked is that one's, even under this name: a vault that lost its
+            # connection finishes the save which its trainer hands over again.
+            if touched and not isinstance(error, BusyPathError) and commit.is_over():
                 self._discard(job)
             return _failure(error)
         return Outcome(nbytes=job.recipe.size, seconds=max(0.0, time.time() - order.created))
@@ -205,12 +215,12 @@ class Persister:
         if over is not None and self._agreement.rank == 0:
             with suppress(HoldfastError):  # left for the next start to clean
                 forget(self._agreement, over)
+                unfence(self._store, over)
 
     def _open(self, job: Job) -> PartWriter:
         """The part file of this job, its space reserved."""
         save, recipe = job.order.save, job.recipe
         folder = step_folder(save.step)
-        self._store.make_folder(folder)
         name = data_name(recipe.part, save.attempt)
         # A file of this name was written by a vault that died, perhaps after its vote: it may be part of a
         # committed step by now, so the same bytes go over it in place.
@@ -267,7 +277,8 @@ class Persister:
 
     def _write_block(self, job: Job, writer: PartWriter, block: int, begin: int, end: int) -> bytes:
         seed = block_seed(job.order.save, job.recipe.part, block)
-        # Released in any case: the traceback of a failed write would keep the slot mapped.
+        # Released in any case: the traceback of a failed write would keep the slot mapped. An upload holds
+        # views of its own until it is over.
         with job.image[begin:end] as data:
             writer.write(data, begin)
             found = block_digest(data, seed)

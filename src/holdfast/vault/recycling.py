@@ -14,7 +14,7 @@ from typing import Final
 
 from holdfast.errors import HoldfastError
 from holdfast.format import data_name, parse_file_name
-from holdfast.storage import LocalStore
+from holdfast.storage import LocalStore, Store
 
 WORK: Final = ".holdfast"
 """The folder below a checkpoint root where Holdfast keeps what is not a checkpoint."""
@@ -23,8 +23,10 @@ AGREEMENT: Final = "agreement"
 _POOL: Final = "recycled"
 
 
-def take_recycled(store: LocalStore, part: int, size: int) -> Sequence[str] | None:
+def take_recycled(store: Store, part: int, size: int) -> Sequence[str] | None:
     """The name of a kept file for this part, None if there is none. The caller moves or loses it."""
+    if not isinstance(store, LocalStore):  # nothing is overwritten in place elsewhere
+        return None
     for name in store.names(WORK, _POOL):
         parsed = parse_file_name(name)
         if parsed is None or parsed.part != part:
@@ -38,8 +40,10 @@ def take_recycled(store: LocalStore, part: int, size: int) -> Sequence[str] | No
     return None
 
 
-def keep_for_recycling(store: LocalStore, folder: str, name: str) -> bool:
+def keep_for_recycling(store: Store, folder: str, name: str) -> bool:
     """Move a part file of a pruned step to the pool; False if the pool has one for this part."""
+    if not isinstance(store, LocalStore):
+        return False
     parsed = parse_file_name(name)
     if parsed is None or parsed.kind != "data" or store.is_busy(folder, name):
         return False

@@ -81,12 +81,13 @@ def restore_newest(
     token: bytes | None = None,
     run: str = "run",
     min_step: int = 0,
+    max_step: int | None = None,
     rank: int = 0,
     world: int = 1,
     timeout_s: float = 60.0,
     events: journal.Journal | None = None,
 ) -> Restored | None:
-    """The newest whole state, from `min_step` on, in any of these vaults; None if there is none.
+    """The newest whole state, from `min_step` to `max_step`, in any of these vaults; None if there is none.
 
     A vault that does not answer is left out. A state that cannot be had, or does not verify, is passed over
     in favour of an older one; that is logged and written to `events`. Blocks: `timeout_s` at most. Fails:
@@ -100,6 +101,8 @@ def restore_newest(
             if gap >= min_step:
                 log.info("step %d is not whole: no vault holds the part of ranks %s", gap, ranks)
         for state in whole_states(held, run=run, min_step=min_step):
+            if max_step is not None and state.step > max_step:
+                continue
             try:
                 return asking.take(state, into, rank, world)
             except MismatchError:

@@ -25,6 +25,7 @@ from holdfast.vault.session import FINISH_S, Session, peer_of
 log = logging.getLogger("holdfast.vault")
 
 _TICK_S: Final = 0.2
+_NICE: Final = 10
 
 
 def serve_inherited(fd: int) -> None:
@@ -175,5 +176,11 @@ def _write_whole(path: str, text: str) -> None:
 
 
 def _yield_to_trainers() -> None:
+    """Let the trainer's own threads go first."""
     with suppress(OSError):
-        os.nice(10)  # the trainer's own threads go first
+        os.nice(_NICE)
+    if os.getsid(0) == os.getpid():
+        # Where Linux shares the processors by session, niceness counts only within one; a whole session may
+        # always be made nicer (sched(7), "The autogroup feature"). Ours is not the trainer's.
+        with suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as file:
+            file.write(str(_NICE))

@@ -17,7 +17,7 @@ from holdfast import journal
 from holdfast.clock import Deadline
 from holdfast.coord import Agreement
 from holdfast.errors import DeadlineError, HoldfastError, VaultError
-from holdfast.storage import LocalStore
+from holdfast.storage import opened
 from holdfast.vault.agreements import make_agreement
 from holdfast.vault.arena import Slot
 from holdfast.vault.messages import (
@@ -25,6 +25,7 @@ from holdfast.vault.messages import (
     Abort,
     Accepted,
     AdoptSlot,
+    Awaits,
     Begin,
     Begun,
     Bye,
@@ -52,6 +53,7 @@ from holdfast.wire import ConnectionLost, FrameSocket
 
 if TYPE_CHECKING:
     from holdfast.vault.holdings import Holdings, State
+    from holdfast.vault.mirror import MirrorWorker
     from holdfast.vault.offers import Owner
 
 log = logging.getLogger("holdfast.vault")
@@ -94,6 +96,7 @@ class Session:
         self._lock = threading.Lock()
         self._persister: Persister | None = None
         self._agreement: Agreement | None = None
+        self._mirror: MirrorWorker | None = None
         self._journal: journal.Journal | None = None
         self._ending = False
 
@@ -103,7 +106,8 @@ class Session:
         After a death, the staged state of a vault that is not standing is offered for a while: the next
         trainer may want it.
         """
-        linger_s, died = 0.0, False
+        # Whatever ends this but a goodbye, the trainer may be alive, and writing to its slots.
+        linger_s, died, drain = 0.0, True, False
         try:
             while True:
                 try:
@@ -111,16 +115,16 @@ class Session:
                 except DeadlineError:
                     continue  # an idle trainer is fine; its death ends the connection
                 if isinstance(request, Bye):
+                    died, drain = False, request.drain
                     break
                 self._handle(request, fds)
         except ConnectionLost as lost:
             log.info("the trainer is gone (%s)", lost.message)
-            died = True
             serve = self._hello.serve if self._hello is not None else None
             if serve is not None and self._holdings is not None and not self._holdings.empty:
                 linger_s = serve.linger_s
         finally:
-            self._finish(died, linger_s)
+            self._finish(died, linger_s, drain)
 
     def end(self) -> None:
         """Have the session finish what is staged, as if the trainer had ended; it is still told of that."""
@@ -164,6 +168,9 @@ class Session:
                 self._on_job(seq, lambda job: job.abort(reason))
             case Holds(order):
                 self._hold(order)
+            case Awaits(save):
+                if self._mirror is not None:
+                    self._mirror.committed(save)
             case CopyFrom(node, address):
                 if self._warden is None:
                     raise VaultError("only a standing vault keeps copies", hint="start it with --listen")
@@ -177,14 +184,14 @@ class Session:
     def _open(self, hello: Hello) -> None:
         if self._persister is not None:
             raise VaultError("a session says hello only once")
+        store = opened(hello.root, hello.store)
         if hello.serve is not None:
             self._offer(hello)
         if self._holdings is not None and self._holdings.address:
             from holdfast.vault.offers import Owner
 
-            self._owner = Owner("", os.path.realpath(hello.root), hello.rank)
+            self._owner = Owner("", store.root, hello.rank)
         self._hello = hello
-        store = LocalStore(hello.root)
         if hello.journal is not None:
             self._journal = journal.Journal(hello.journal, component=f"vault-{hello.rank}")
             self._journal.append(journal.VaultStarted(pid=os.getpid()))
@@ -197,6 +204,18 @@ class Session:
             threads=hello.threads,
             recycle=hello.recycle,
         )
+        if hello.mirror is not None:
+            from holdfast.vault.mirror import MirrorWorker  # paid for by those who use it
+
+            self._mirror = MirrorWorker(
+                store,
+                hello.mirror,
+                rank=hello.rank,
+                world=hello.world,
+                saves=self._persister,
+                note=self._note,
+                tell=self._reply,
+            )
 
     def _offer(self, hello: Hello) -> None:
         if self._holdings is None:
@@ -303,6 +322,8 @@ class Session:
             else journal.SaveFailed(step=job.order.save.step, reason=outcome.message)
         )
         self._reply(Done(seq, outcome))
+        if outcome.committed and self._mirror is not None:
+            self._mirror.committed(job.order.save)
 
     def _note(self, event: journal.Event) -> None:
         if self._journal is not None:
@@ -314,7 +335,7 @@ class Session:
 
     # ---- the end
 
-    def _finish(self, died: bool, linger_s: float) -> None:
+    def _finish(self, died: bool, linger_s: float, drain: bool) -> None:
         ends = Deadline(linger_s)
         with self._lock:
             jobs = list(self._jobs.values())
@@ -328,21 +349,28 @@ class Session:
             log.error("gave up on a save after %g s", FINISH_S)
         if self._agreement is not None:
             self._agreement.close()
-        self._frames.close()
+        if not drain or self._mirror is None:
+            self._frames.close()
         if self._standing:
             self._part(list(self._slots), trusted)
             if died and not self._ending:
                 self._verify()
-        elif self._holdings is not None:
+        if self._owner is None:
+            for slot in self._slots.values():
+                slot.close()
+        if self._mirror is not None and self._hello is not None and self._hello.mirror is not None:
+            # Memory is given back by now, and a trainer that waits for this waits no longer.
+            self._mirror.drain(self._hello.mirror.drain_s)
+        self._frames.close()
+        if self._mirror is not None:
+            self._mirror.close()
+        if not self._standing and self._holdings is not None:
             time.sleep(ends.remaining())
             self._holdings.close()
         if self._journal is not None:
             self._journal.close(timeout_s=5.0)
         if self._peer is not None:
             os.close(self._peer)
-        if self._owner is None:
-            for slot in self._slots.values():
-                slot.close()
 
     def _part(self, numbers: list[int], trusted: bool) -> None:
         """Leave slots to a standing vault."""

@@ -6,15 +6,21 @@ own death.
 
 from __future__ import annotations
 
-from typing import Protocol, final
+from collections.abc import Callable
+from typing import Literal, Protocol, final
 
-from holdfast import errors
+from holdfast import errors, journal
 from holdfast.errors import HoldfastError
-from holdfast.storage import LocalStore
+from holdfast.format import SaveId
+from holdfast.storage import Store, opened
 from holdfast.vault.agreements import make_agreement
 from holdfast.vault.arena import Slot
 from holdfast.vault.messages import Hello, Order, Outcome, Recipe
+from holdfast.vault.mirror import MirrorWorker
 from holdfast.vault.persist import Job, Persister
+
+Copy = Literal["whole", "left", "failing"]
+"""What became of a save on the mirror."""
 
 
 class Events(Protocol):
@@ -22,6 +28,10 @@ class Events(Protocol):
 
     def accepted(self, seq: int) -> None: ...
     def done(self, seq: int, outcome: Outcome) -> None: ...
+
+    def mirrored(self, save: SaveId, state: Copy, reason: str) -> None:
+        """What became of a committed save on the mirror."""
+        ...
 
 
 class Writer(Protocol):
@@ -40,8 +50,11 @@ class Writer(Protocol):
     def staged(self, seq: int) -> None: ...
     def abort(self, seq: int, reason: str) -> None: ...
 
-    def close(self, timeout_s: float) -> bool:
-        """Finish what is staged and end; False if that did not happen in time."""
+    def close(self, timeout_s: float, *, drain: bool = True) -> bool:
+        """Finish what is staged and end; False if that did not happen in time.
+
+        With `drain`, wait for the mirror as well, as far as the time allows; its being late is no failure.
+        """
         ...
 
 
@@ -63,8 +76,15 @@ class ThreadWriter:
 
     survives_trainer = False
 
-    def __init__(self, hello: Hello, events: Events, *, store: LocalStore | None = None) -> None:
-        store = store or LocalStore(hello.root)
+    def __init__(
+        self,
+        hello: Hello,
+        events: Events,
+        *,
+        store: Store | None = None,
+        note: Callable[[journal.Event], None] = lambda event: None,
+    ) -> None:
+        store = store or opened(hello.root, hello.store)
         self._events = events
         self._slots: dict[int, Slot] = {}
         self._recipes: dict[int, Recipe] = {}
@@ -77,6 +97,18 @@ class ThreadWriter:
             threads=hello.threads,
             recycle=hello.recycle,
         )
+        self._to = hello.mirror
+        self._mirror: MirrorWorker | None = None
+        if hello.mirror is not None:
+            self._mirror = MirrorWorker(
+                store,
+                hello.mirror,
+                rank=hello.rank,
+                world=hello.world,
+                saves=self._persister,
+                note=note,
+                tell=lambda news: events.mirrored(news.save, news.state, news.reason),
+            )
 
     def make_slot(self, size: int) -> tuple[int, Slot]:
         slot = Slot.make(size)
@@ -110,11 +142,16 @@ class ThreadWriter:
             job.abort(reason)
 
     def _done(self, seq: int, outcome: Outcome) -> None:
-        self._jobs.pop(seq, None)
+        job = self._jobs.pop(seq, None)
         self._events.done(seq, outcome)
+        if job is not None and outcome.committed and self._mirror is not None:
+            self._mirror.committed(job.order.save)
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, timeout_s: float, *, drain: bool = True) -> bool:
         closed = self._persister.close(timeout_s)
+        if self._mirror is not None and self._to is not None:
+            self._mirror.drain(min(timeout_s, self._to.drain_s) if drain else 0.0)
+            self._mirror.close()
         self._agreement.close()
         for slot in self._slots.values():
             slot.close()
