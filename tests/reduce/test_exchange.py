@@ -114,7 +114,8 @@ def test_a_lost_member_is_named_at_once_and_the_step_goes_on(transports: tuple[s
 
 def test_a_silent_member_is_named_at_the_deadline() -> None:
     with Crew(3, num_lanes=LANES) as crew:
-        crew.begin(0, dealt(LANES, range(3)))
+        crew.step(0, dealt(LANES, range(3)))  # the links stand
+        crew.begin(1, dealt(LANES, range(3)))
         with within(2.0):
             found = crew.exchange([0, 2], deadline_s=0.3)
         for error in found.values():
@@ -122,7 +123,7 @@ def test_a_silent_member_is_named_at_the_deadline() -> None:
             assert isinstance(error, DeadlineError)
             assert error.slots == (1,)
         # It was only slow.
-        assert set(crew.exchange().values()) == {alone(0, LANES)}
+        assert set(crew.exchange().values()) == {alone(1, LANES)}
 
 
 def test_a_check_is_called_often_and_ends_the_wait() -> None:
@@ -232,11 +233,36 @@ def test_receivers_are_never_more_than_a_step_behind() -> None:
             for slot in (0, 1):
                 crew.members[slot].begin(step, deal)
                 crew.add(slot, step, deal[slot])
-            found = crew.exchange([0, 1], deadline_s=0.4)
+            found = crew.exchange([0, 1], deadline_s=0.4 if step == 2 else DEADLINE_S)
         # Slot 2 has begun step 0 and not read it: its memory is not used again before it has.
         assert all(isinstance(error, ReplicaLateError) and error.slots == (2,) for error in found.values())
         assert set(crew.exchange([2]).values()) == {alone(0, LANES)}
         assert set(crew.exchange([0, 1]).values()) == {alone(2, LANES)}
+
+
+@both_ways
+def test_a_receiver_between_two_steps_is_waited_for(transports: tuple[str, ...]) -> None:
+    with Crew(2, num_lanes=1, transports=transports) as crew:
+        deal = dealt(1, [0])  # more members than lanes: slot 1 only receives
+        crew.begin(0, deal)
+        assert set(crew.exchange().values()) == {alone(0, 1)}
+        found = {}
+        for step in (1, 2, 3):  # slot 1 has step 0, and does not begin the next
+            crew.members[0].begin(step, deal)
+            crew.add(0, step, deal[0])
+            found = crew.exchange([0], deadline_s=0.4 if step == 3 else DEADLINE_S)
+        assert all(isinstance(error, ReplicaLateError) and error.slots == (1,) for error in found.values())
+        for step in (1, 2):
+            crew.members[1].begin(step, deal)
+            assert set(crew.exchange([1]).values()) == {alone(step, 1)}
+        crew.members[1].begin(3, deal)
+        assert set(crew.exchange().values()) == {alone(3, 1)}
+
+
+def test_one_that_receives_may_add_in_the_next_step_and_receive_again() -> None:
+    with Crew(3, num_lanes=LANES) as crew:
+        for step, owners in enumerate(([0, 1], [0, 1, 2], [1, 2], [0, 2], [0], [0], [1], [0, 1, 2])):
+            assert set(crew.step(step, dealt(LANES, owners)).values()) == {alone(step, LANES)}
 
 
 def test_a_member_that_ended_after_the_step_does_not_hold_up_the_others() -> None:

@@ -119,7 +119,7 @@ def test_a_stranger_can_say_what_it_likes_about_any_step() -> None:
             Want(7, 0),
             Ask(8, 10_000, 1, 0, 1 << 30),
             Ask(9, 0, 0, 5, 3),
-            Data(3, 0, b"nobody asked"),
+            Data(3, 0, memoryview(b"nobody asked")),
             Void(12),
         ]
         for message in said:

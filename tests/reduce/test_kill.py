@@ -118,11 +118,21 @@ PHASES: Final = {
     "after its share": "reduce.published:{}@2",
     "when it has decided": "reduce.decided:{}@2",
 }
-both_ways = pytest.mark.parametrize("transports", [("memfd", "tcp"), ("tcp",)], ids=["memfd", "tcp"])
+STOPPED: Final = {"after it announced", "in the middle of its share"}
+"""Before and while others read from it; in every run of the tests."""
+BOTH: Final = (("memfd", ("memfd", "tcp")), ("tcp", ("tcp",)))
+# Each phase over one of the ways, in turn, in every run of the tests; over both in a full one.
+in_turn = pytest.mark.parametrize(
+    ("phase", "transports"),
+    [
+        pytest.param(phase, ways, id=f"{name}-{way}", marks=() if at % 2 == turn else pytest.mark.full)
+        for at, (name, phase) in enumerate(PHASES.items())
+        for turn, (way, ways) in enumerate(BOTH)
+    ],
+)
 
 
-@both_ways
-@pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
+@in_turn
 def test_a_kill_in_any_phase_changes_no_bit(
     children: Children, phase: str, transports: tuple[str, ...]
 ) -> None:
@@ -138,7 +148,13 @@ def test_a_kill_in_any_phase_changes_no_bit(
     run.resume(1, heard)
 
 
-@pytest.mark.parametrize("phase", list(PHASES.values())[1:5], ids=list(PHASES)[1:5])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param(phase, id=name, marks=() if name in STOPPED else pytest.mark.full)
+        for name, phase in list(PHASES.items())[1:5]
+    ],
+)
 def test_a_stop_in_any_phase_ends_at_the_deadline_and_its_return_hurts_nobody(
     children: Children, phase: str
 ) -> None:

@@ -198,8 +198,11 @@ class FakeSource:
         self.raw(pack_head(Head(**{**fields, **head})) + data + (digest or xxhash.xxh3_128_digest(data)))
 
     def raw(self, data: bytes) -> None:
-        """Any bytes on a data connection."""
-        self.data[0].sendall(data)
+        """Any bytes on a data connection. Fails: OSError, also if the target just connects anew."""
+        for sock in self.data[:1]:
+            sock.sendall(data)
+            return
+        raise ConnectionResetError("the target has given these connections up")
 
     def well(self, run: Run) -> None:
         """Send all chunks as a good source does."""

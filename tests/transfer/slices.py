@@ -127,6 +127,9 @@ class SlicesAdapter:
     def place(self, batch: Sequence[Placement]) -> list[Any]:
         return [_placed(one.sink, one.boxes, one.alias) for one in batch]
 
+    def landing(self, sinks: Sequence[Any]) -> None:
+        return None
+
 
 def _placed(sink: SlicesSink, boxes: dict[int, Bytes1D], alias: bool) -> Slices:
     leaf = sink.leaf

@@ -16,7 +16,7 @@ def test_a_buffer_is_free_when_the_last_view_of_its_root_is_gone() -> None:
     sets = BufferSets(1000)
     one, _ = sets.take()
     one.memory[:3] = 7
-    view = one.root()[:3].view(np.int8).reshape(3, 1)
+    view = sets.hand_out(one)[:3].view(np.int8).reshape(3, 1)
     two, _ = sets.take()
     assert two is not one
     sets.give_back(two)
@@ -32,7 +32,7 @@ def test_a_buffer_is_free_when_the_last_view_of_its_root_is_gone() -> None:
 
 def test_more_than_two_are_given_up_when_they_are_free_again() -> None:
     sets = BufferSets(100)
-    held = [sets.take()[0].root() for _ in range(4)]
+    held = [sets.hand_out(sets.take()[0]) for _ in range(4)]
     assert sets.made == 4
     held.clear()
     one, gone = sets.take()
@@ -59,12 +59,34 @@ def test_what_cannot_fit_is_refused_before_it_is_taken() -> None:
 def test_arrays_outlive_their_buffer_set() -> None:
     sets = BufferSets(64)
     one, _ = sets.take()
-    root = one.root()
+    root = sets.hand_out(one)
     root[:] = 5
     sets.close()
+    assert not _open(one)
     del one
     gc.collect()
     assert (root == 5).all()
+
+
+@pytest.mark.parametrize("end", ["give_back", "hand_out", "discard"])
+def test_closing_leaves_a_run_its_descriptor_until_it_lets_go(end: str) -> None:
+    """It may be about to lend it, and the number could be another file's by then."""
+    sets = BufferSets(64)
+    one, free = sets.take()[0], sets.take()[0]
+    sets.give_back(free)
+    sets.close()
+    assert not _open(free)
+    assert _open(one)
+    getattr(sets, end)(one)
+    assert not _open(one)
+
+
+def _open(one: BufferSet) -> bool:
+    try:
+        os.fstat(one.fd)
+    except OSError:
+        return False
+    return True
 
 
 def test_only_memory_that_cannot_shrink_is_written_for_a_peer() -> None:

@@ -345,6 +345,7 @@ def test_a_restarted_source_works_at_the_next_run(make: Make) -> None:
     plan = target.prepare(address, "w")
     assert plan.run().result(20).version == 1
     source.close()
+    assert until(lambda: bool(plan.ties[0].open_link().lost))  # else it is this run that finds out
     with pytest.raises(PeerLostError, match="cannot connect"):
         plan.run().result(20)
     assert plan.current is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -40,6 +41,16 @@ FULL_SHARED = pytest.mark.parametrize(
 )
 
 
+def in_turn(stages: Iterable[str]) -> pytest.MarkDecorator:
+    """Each stage over one of the transports, in turn, in every run of the tests; over both in a full one."""
+    found = [
+        pytest.param(options, stage, id=f"{stage}-{name}", marks=() if at % 2 == turn else pytest.mark.full)
+        for at, stage in enumerate(stages)
+        for turn, (name, options) in enumerate((("tcp", TCP), ("same node", OPTIONS)))
+    ]
+    return pytest.mark.parametrize(("options", "stage"), found)
+
+
 def rule(sites: dict[str, str], stage: str, action: str) -> str:
     at = f"@{3 if stage == 'chunk' else 1}"
     # A stop takes a moment to reach every thread: none must go on meanwhile.
@@ -50,8 +61,7 @@ def rule(sites: dict[str, str], stage: str, action: str) -> str:
 # --- death ---
 
 
-@SHARED
-@pytest.mark.parametrize("stage", AT_SOURCE)
+@in_turn(AT_SOURCE)
 def test_the_source_is_killed(children: Children, options: dict[str, Any], stage: str) -> None:
     scene = Scene(children, options)
     death = Death(scene.source.pid)
@@ -70,8 +80,7 @@ def test_the_source_is_killed(children: Children, options: dict[str, Any], stage
     scene.works_again(3)
 
 
-@SHARED
-@pytest.mark.parametrize("stage", AT_TARGET)
+@in_turn(AT_TARGET)
 def test_the_target_is_killed(children: Children, options: dict[str, Any], stage: str) -> None:
     """The source goes on, knows that it does not know the outcome, and gives the memory back."""
     scene = Scene(children, options)
@@ -136,7 +145,7 @@ def test_nothing_remains_after_close(children: Children, options: dict[str, Any]
 STOPS = [
     pytest.param(TCP, "chunk", id="tcp-chunk"),
     pytest.param(OPTIONS, "chunk", id="same node-chunk"),
-    pytest.param(TCP, "run", id="tcp-run"),
+    pytest.param(TCP, "run", id="tcp-run", marks=pytest.mark.full),
     pytest.param(TCP, "describe", id="tcp-describe"),
     pytest.param(TCP, "prepare", id="tcp-prepare", marks=pytest.mark.full),
     pytest.param(TCP, "done", id="tcp-done", marks=pytest.mark.full),
@@ -197,11 +206,18 @@ def test_the_target_is_stopped(children: Children, options: dict[str, Any], stag
 
 # --- an exception inside ---
 
+RAISED = {("source", "describe"), ("source", "chunk"), ("target", "run"), ("target", "commit")}
+"""One for each thread that may meet it, in every run of the tests."""
+
 
 @pytest.mark.parametrize("action", ["raise", pytest.param("eio", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("end", "stage"),
-    [*(("source", stage) for stage in AT_SOURCE), *(("target", stage) for stage in AT_TARGET)],
+    [
+        pytest.param(end, stage, marks=() if (end, stage) in RAISED else pytest.mark.full)
+        for end, sites in (("source", AT_SOURCE), ("target", AT_TARGET))
+        for stage in sites
+    ],
 )
 @FULL_SHARED
 def test_an_exception_at_any_stage(
@@ -224,7 +240,13 @@ def test_an_exception_at_any_stage(
 
 @pytest.mark.parametrize(
     ("site", "nth"),
-    [("transfer.run", 1), *(("transfer.chunk.received", n) for n in (1, 5, 15)), ("transfer.commit", 1)],
+    [
+        ("transfer.run", 1),
+        pytest.param("transfer.chunk.received", 1, marks=pytest.mark.full),
+        ("transfer.chunk.received", 5),
+        pytest.param("transfer.chunk.received", 15, marks=pytest.mark.full),
+        ("transfer.commit", 1),
+    ],
 )
 @SHARED
 def test_cancelled_at(children: Children, options: dict[str, Any], site: str, nth: int) -> None:

@@ -21,6 +21,7 @@ from holdfast.transfer.publication import Shelf
 from holdfast.transfer.route import Segment, Stream, route_digest
 from holdfast.transfer.served import served_plan
 from holdfast.transfer.timers import Timers
+from holdfast.transfer.workers import Workers
 
 INTS = st.integers(-(2**63), 2**64 - 1) | st.integers(-4, 40)
 VALUES = st.recursive(
@@ -65,10 +66,12 @@ def test_any_frame_is_a_message_or_none(body: bytes) -> None:
 @pytest.fixture(scope="module")
 def shelf() -> Iterator[Shelf]:
     timers = Timers("test")
-    found = Shelf(timers)
+    workers = Workers("test")
+    found = Shelf(timers, workers)
     found.publish("policy", lambda: published({"w": WHOLE}), 1, lease_s=600.0, keep=2)
     yield found
     timers.close()
+    workers.close(5.0)
 
 
 def accepted(shelf: Shelf, chunk_bytes: int, segments: Sequence[Segment]) -> Stream:

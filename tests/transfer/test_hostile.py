@@ -159,9 +159,25 @@ def test_who_breaks_the_rules_is_out(source: PeerProcess, said: bytes) -> None:
         assert closed_within(client.sock, PROMPT_S)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=QUIET)
-@given(bodies=st.lists(BODIES, min_size=1, max_size=10))
+ANY_FRAMES = given(bodies=st.lists(BODIES, min_size=1, max_size=10))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=QUIET)
+@ANY_FRAMES
 def test_any_frames_in_place_of_questions(pair: tuple[PeerProcess, PeerProcess], bodies: list[bytes]) -> None:
+    answer_frames(pair, bodies)
+
+
+@pytest.mark.full
+@settings(max_examples=300, deadline=None, suppress_health_check=QUIET)
+@ANY_FRAMES
+def test_many_frames_in_place_of_questions(
+    pair: tuple[PeerProcess, PeerProcess], bodies: list[bytes]
+) -> None:
+    answer_frames(pair, bodies)
+
+
+def answer_frames(pair: tuple[PeerProcess, PeerProcess], bodies: list[bytes]) -> None:
     with RawTarget(pair[0].address) as client, suppress(OSError):
         client.send(*bodies)
         client.sock.shutdown(socket.SHUT_WR)

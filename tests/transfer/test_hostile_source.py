@@ -6,12 +6,14 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, IntegrityError, PeerLostError, StalledError, TransferError
 from holdfast.transfer import Endpoint, TransferPlan
 from holdfast.transfer.manifest import ArrayInfo, Manifest
@@ -47,17 +49,30 @@ def endpoint() -> Iterator[Endpoint]:
         yield found
 
 
+def runs_well(plan: TransferPlan) -> dict[str, np.ndarray[Any, Any]]:
+    """The tree of the next run, which works; on a busy machine perhaps only once idle_s was enough for it."""
+    deadline = Deadline(PROMPT_S)
+    while True:
+        try:
+            tree: dict[str, np.ndarray[Any, Any]] = plan.run(version=1).result(PROMPT_S).tree
+        except StalledError:
+            if deadline.expired():
+                raise
+        else:
+            assert np.array_equal(tree["w"], WHOLE)
+            return tree
+
+
 @pytest.fixture
 def plan(endpoint: Endpoint, fake: FakeSource) -> Iterator[TransferPlan]:
     """A plan that has run well, and runs well afterwards."""
     fake.play = FakeSource.well
     found = endpoint.prepare([fake.address], "policy", into={"w": WHOLE})
-    tree = found.run(version=1).result(PROMPT_S).tree
-    assert np.array_equal(tree["w"], WHOLE)
+    tree = runs_well(found)
     yield found
     assert np.array_equal(tree["w"], WHOLE)
     fake.play = FakeSource.well
-    assert np.array_equal(found.run(version=1).result(PROMPT_S).tree["w"], WHOLE)
+    runs_well(found)
     found.close()
 
 
@@ -156,7 +171,7 @@ def test_any_head_of_a_chunk(
     with suppress(TransferError):
         assert np.array_equal(plan.run(version=1).result(PROMPT_S).tree["w"], WHOLE)
     fake.play = FakeSource.well
-    assert np.array_equal(plan.run(version=1).result(PROMPT_S).tree["w"], WHOLE)
+    runs_well(plan)
     plan.close()
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from holdfast.arrays import Move
-from holdfast.errors import UsageError
-from holdfast.transfer.chunks import BLOCK, SMALL, Copies, Cut, Cuts
+from holdfast.errors import LayoutError, UsageError
+from holdfast.transfer.chunks import BLOCK, SMALL, Copies, Cut, Cuts, Memories
 from holdfast.transfer.links import Channel, address_of
 from holdfast.transfer.messages import Done, FromTarget
 from holdfast.transfer.route import Piece, Stream, Stretch
@@ -220,11 +220,32 @@ def test_small_and_strided_pieces_go_through_scratch_and_large_ones_do_not() -> 
     assert set(sizes[:-1]) == {BLOCK}
     assert Cut([Piece(0, Move(0, 0, SMALL + 1))], SMALL + 1).scratch_bytes == 0
     assert Cut([Piece(0, Move(0, 0, SMALL))], SMALL).scratch_bytes == SMALL
-    into = np.zeros_like(memory)
+    into, at_once = np.zeros_like(memory), np.zeros_like(memory)
     for number in range(len(copies := Copies(stream, stream, 100_000))):
         for place, move in copies[number]:
             assert place == 0
             move.apply(memory, into)
+        copies.make(number, Memories([memory]), at_once)
+    assert np.array_equal(at_once, into)
     assert np.count_nonzero(into) == sum(
         np.count_nonzero(part) for part in (memory[5:15], memory[1000 : 1000 + large])
     ) + sum(np.count_nonzero(np.frombuffer(row, np.uint8)) for row in rows)
+
+
+@pytest.mark.parametrize("short", ["source", "target"])
+def test_a_copy_beyond_its_memory_is_refused(short: str) -> None:
+    stream = Stream([Stretch(0, Move(0, 0, 1000)), Stretch(1, Move(1000, 50, 1000))], 1 << 20)
+    memories = Memories([np.ones(1000, np.uint8), np.ones(1050 - (short == "source"), np.uint8)])
+    target = np.zeros(2050 - (short == "target"), np.uint8)
+    copies = Copies(stream, stream.within({0: 0, 1: 1000}), 1 << 20)
+    with pytest.raises(LayoutError, match="within"):
+        copies.make(0, memories, target)
+    assert not target.any()
+
+
+def test_a_copy_whose_end_wraps_around_is_refused() -> None:
+    stream = Stream([Stretch(0, Move(0, 2**64 - 8, 16))], 1 << 20)
+    with pytest.raises(OverflowError):
+        Copies(stream, stream.within({0: -(2**64 - 8)}), 1 << 20).make(
+            0, Memories([np.ones(64, np.uint8)]), np.zeros(64, np.uint8)
+        )

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from holdfast.transfer.workers import KEPT
 from tests.checkpoint.children import Children, await_state
 from tests.transfer.children import NAME, array, peers
 from tests.transfer.scene import OPTIONS, TCP, TREE
@@ -64,17 +65,19 @@ def test_trees_that_somebody_holds_never_change(children: Children) -> None:
 
 
 def test_a_released_version_gives_its_memory_back(children: Children) -> None:
-    large = [array("w", (16 << 20,))]  # 64 MiB
+    large = [array("w", (8 << 20,))]  # 32 MiB
     source, target = peers(children, 2, **TCP)
     source.publish(large, 1)
     target.prepare([source.address], large)
     target.pulled(1)
     baseline = source.usage()
+    # If it takes long, on a busy machine, the source says that it is alive: by a thread that it keeps.
+    baseline["threads"] += KEPT
     for version in range(2, 5):
         source.publish(large, version)
         source.do("release", name=NAME, version=version - 1)
         target.pulled(version)
-        source.settled(baseline, slack_bytes=16 << 20)
+        source.settled(baseline, slack_bytes=8 << 20)
 
 
 def test_a_lease_that_runs_out_gives_the_memory_back(children: Children) -> None:

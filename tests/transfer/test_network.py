@@ -5,6 +5,7 @@ Every time: an error in time, or none where none is due; never wrong bits; and t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -74,6 +75,18 @@ def test_nobody_answers_at_connect(proxied: Scene) -> None:
     newcomer.pulled(2)
 
 
+def test_silence_costs_the_connection(proxied: Scene) -> None:
+    """What an unanswered question left on it, half a frame perhaps, would be taken for the next answer."""
+    proxy = proxied.proxy
+    assert proxy is not None
+    proxy.stop_forwarding()
+    before = proxy.num_connections
+    failed(proxied.attempt("prepare"), "StalledError", "no answer to describe")
+    proxy.forward()
+    proxied.target.pulled(2)
+    assert proxy.num_connections > before
+
+
 def test_nobody_listens_at_connect(children: Children) -> None:
     source, target = peers(children, 2, **TCP)
     source.publish(TREE, 1)
@@ -114,12 +127,13 @@ def test_a_slow_reader_is_sent_no_more_than_the_window(proxied: Scene) -> None:
     assert proxy is not None
     proxied.target.do("arm", faults_text="transfer.chunk.received:delay=0.15@1+")
     before = proxy.count["down"]
+    began = time.monotonic()  # before the target begins: it cannot have consumed more than is allowed for
     proxied.target.do("run", plan="plan", version=2)
-    most = 0
-    began = time.monotonic()
-    while time.monotonic() - began < 0.4:
+    most, tick = 0, threading.Event()
+    while not tick.wait(0.002) and time.monotonic() - began < 0.5:
+        down = proxy.count["down"] - before
         consumed = int((time.monotonic() - began) / 0.15 + 2) * 2 * CHUNK  # two streams
-        most = max(most, proxy.count["down"] - before - consumed)
+        most = max(most, down - consumed)
     assert most <= WINDOW + CHUNK, most
     line = proxied.target.do("wait")
     assert (line["saw"], line["wrong"]) == ("committed", []), line
@@ -161,6 +175,10 @@ def long_lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     children.end_all()
 
 
+RECOVERED_S = 10.0
+LOST = ("StalledError", "PeerLostError")
+
+
 def flip_and_pull(scene: Scene, offset: int, direction: Any, reconnect: bool) -> None:
     """Pull with one byte flipped: the right bits or an error, never anything else."""
     proxy = scene.proxy
@@ -171,7 +189,14 @@ def flip_and_pull(scene: Scene, offset: int, direction: Any, reconnect: bool) ->
     line = scene.target.pull(2, deadline_s=5.0)
     assert line["saw"] == "error" or line["wrong"] == [], line
     proxy.forward()
-    scene.target.pulled(2)
+    # What was damaged may be the end of that run, which is found out now, and costs the connection. And on a
+    # busy machine a process may not get to run for as long as the short idle deadline of these two.
+    ends = time.monotonic() + RECOVERED_S
+    line = scene.target.pull(2)
+    while line["saw"] == "error" and line["kind"] in LOST and time.monotonic() < ends:
+        line = scene.target.pull(2)
+    assert line["saw"] == "committed", f"{line.get('kind')}: {line.get('text')}"
+    assert line["wrong"] == [], line
     scene.target.serves(2)
 
 

@@ -25,10 +25,12 @@ What can happen, and what comes of it:
 
 One thread serves the links (`hub`, `links`); adding is done by the caller's. To begin to add in the
 background, while lanes are still computed, was decided against: the cores are busy with the lanes then, and
-the bits of memory traffic moved earlier are paid for by those lanes.
+the bits of memory traffic moved earlier are paid for by those lanes. `planning` says before a run what all
+of it will cost.
 """
 
 from holdfast.reduce.hub import Member
+from holdfast.reduce.planning import SumSettings, sum_plan
 from holdfast.reduce.reducer import Group, Reducer
 
-__all__ = ["Group", "Member", "Reducer"]
+__all__ = ["Group", "Member", "Reducer", "SumSettings", "sum_plan"]

@@ -142,7 +142,6 @@ class Exchange:
                         readings[slot] = self._read_roots(slot, link, ready, flats)
                 if slot not in readings or any(one.missing for one in readings[slot]):
                     missing.append(slot)
-            self._hub.nudge()
             return {slot: self._members[slot] for slot in missing}
 
         watch.until(awaited, "the sums")
@@ -233,7 +232,6 @@ class Exchange:
                     readings[slot] = link.ask(share.bank, share.epoch, self._shares[slot], total)
                 elif not readings[slot].missing:
                     copied.add(slot)
-            self._hub.nudge()
             return {} if fresh else {slot: self._members[slot] for slot in missing if slot not in copied}
 
         while len(copied) < len(self._others()):

@@ -1,11 +1,11 @@
 """A tree of arrays as one flat memory. Pure: no array is touched here.
 
-Arrays are sorted by name, so that the order of a dict means nothing, and lie in one segment for each dtype,
-every array at a multiple of ALIGN. Segments are padded to GRAIN and cut into blocks at multiples of BLOCK
-from their start. A block is the unit of adding, checking and sharing out: which bytes are added in one call
-depends on the tree alone, never on who adds. That matters: numpy's vector loop and the scalar loop for what
-is left over give different NaNs for NaN + NaN, so no call may have anything left over in one place and not in
-another.
+Arrays are sorted by name, so that the order of a dict means nothing, and lie in one segment for each dtype
+(a buffer of `holdfast.arrays.BucketLayout`), every array at a multiple of ALIGN. Segments are padded to GRAIN
+and cut into blocks at multiples of BLOCK from their start. A block is the unit of adding, checking and
+sharing out: which bytes are added in one call depends on the tree alone, never on who adds. That matters:
+numpy's vector loop and the scalar loop for what is left over give different NaNs for NaN + NaN, so no call
+may have anything left over in one place and not in another.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import xxhash
 from msgspec import Struct
 
+from holdfast.arrays import BucketLayout, BucketRules, FlatArray, Piece
 from holdfast.arrays import dtype as dtype_of
 from holdfast.errors import TreeError, UsageError
 
@@ -28,6 +29,7 @@ ALIGN: Final = 64
 GRAIN: Final = 4096
 BLOCK: Final = 256 << 10
 """Operands and result of one addition fit into a core's second-level cache."""
+_RULES: Final = BucketRules(start=ALIGN, end=GRAIN, in_bytes=True)
 _NO_SUM: Final = ("bool",)
 
 
@@ -40,15 +42,6 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
 
     def __str__(self) -> str:
         return f"{self.name or 'the tree'}: {self.dtype}{list(self.shape)}"
-
-
-class Piece(NamedTuple):
-    """Elements lo..hi-1 of an array, at element `at` of the block."""
-
-    entry: int
-    lo: int
-    hi: int
-    at: int
 
 
 class Block(NamedTuple):
@@ -120,33 +113,20 @@ def _laid_out(
     entries: Sequence[Entry], wires: Sequence[np.dtype[Any]]
 ) -> tuple[tuple[int, ...], tuple[Block, ...], int]:
     """The first byte of every array, the blocks, and the bytes in all."""
+    arrays = [
+        FlatArray(entry.name, wire.name, math.prod(entry.shape))
+        for entry, wire in zip(entries, wires, strict=True)
+    ]
     starts = [0] * len(entries)
     blocks: list[Block] = []
-    end = 0
-    for wire in sorted(set(wires), key=lambda one: (-one.itemsize, one.name)):
-        base = at = end
-        mine = [number for number, one in enumerate(wires) if one == wire]
-        for number in mine:
-            starts[number] = at
-            at += -(-math.prod(entries[number].shape) * wire.itemsize // ALIGN) * ALIGN
-        end = base + -(-(at - base) // GRAIN) * GRAIN
-        blocks += _blocks(base, end, wire, [(number, starts[number]) for number in mine], entries)
-    return tuple(starts), tuple(blocks), end
-
-
-def _blocks(
-    base: int, end: int, wire: np.dtype[Any], placed: Sequence[tuple[int, int]], entries: Sequence[Entry]
-) -> list[Block]:
-    pieces: list[list[Piece]] = [[] for _ in range(-(-(end - base) // BLOCK))]
-    for number, start in placed:
-        count, done = math.prod(entries[number].shape), 0
-        while done < count:
-            byte = start - base + done * wire.itemsize
-            block, at = divmod(byte, BLOCK)
-            hi = min(count, done + (BLOCK - at) // wire.itemsize)
-            pieces[block].append(Piece(number, done, hi, at // wire.itemsize))
-            done = hi
-    return [
-        Block(lo, min(lo + BLOCK, end), wire, tuple(mine))
-        for lo, mine in zip(range(base, end, BLOCK), pieces, strict=True)
-    ]
+    base = 0
+    for segment in BucketLayout(arrays, _RULES).buffers:
+        size = segment.itemsize
+        for number, span in zip(segment.arrays, segment.spans, strict=True):
+            starts[number] = base + span.start * size
+        for at in range(0, segment.nbytes, BLOCK):
+            stop = min(at + BLOCK, segment.nbytes)
+            pieces = segment.pieces(at // size, stop // size)
+            blocks.append(Block(base + at, base + stop, dtype_of(segment.key.dtype).numpy, pieces))
+        base += segment.nbytes
+    return tuple(starts), tuple(blocks), base

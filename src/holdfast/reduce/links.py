@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, final
 from holdfast.arrays import Bytes1D
 from holdfast.errors import HandshakeError, ReduceError
 from holdfast.reduce.banks import MAX_BANKS, Flat, Words, adopted
+from holdfast.reduce.frames import Chunk, Inbox
 from holdfast.reduce.layout import Block
 from holdfast.reduce.messages import (
     HEADER_BANK,
@@ -46,13 +47,11 @@ from holdfast.wire import (
     NONCE_BYTES,
     ClientHandshake,
     ConnectionLost,
-    FrameSplitter,
     ServerHandshake,
     refusal,
 )
 
 PURPOSE: Final = "reduce"
-_PIECE: Final = 1 << 20
 _REMEMBERED: Final = 4
 """Notices of each kind: this step's, the next one's, and those of a generation that has just begun."""
 _MAX_ASKS: Final = 4096
@@ -78,12 +77,12 @@ class Reading:
         self.missing = set(blocks)
         self.void = False
 
-    def arrived(self, block: int, payload: bytes) -> None:
+    def arrived(self, block: int, payload: memoryview) -> None:
         """Fails: ConnectionLost, for a block that was not asked for."""
         if block not in self.missing or len(payload) != self._into.blocks[block].nbytes:
             raise ConnectionLost(f"block {block} with {len(payload)} bytes was not asked for")
         target = self._into.blocks[block]
-        target.view("u1")[:] = memoryview(payload)
+        target.view("u1")[:] = payload
         self.missing.discard(block)
 
 
@@ -104,7 +103,8 @@ class Link:
         self.broken: str | None = None
         self.watched: int | None = None
         self.begun: Begun | None = None
-        self.done = -1
+        self.has = -1
+        """The newest step whose total the peer has or needs no more, as far as it has said."""
         self.shape: Shape | None = None
         self.ready: dict[tuple[int, int], Ready] = {}
         self.shares: dict[tuple[int, int], Share] = {}
@@ -113,7 +113,8 @@ class Link:
         make = ClientHandshake if self.calling else ServerHandshake
         nonce = secrets.token_bytes(NONCE_BYTES)
         self._shake = make(purpose=PURPOSE, run=me.run, token=me.token, nonce=nonce)
-        self._splitter = FrameSplitter(max_frame=MAX_HANDSHAKE)
+        self._inbox = Inbox(max_frame=MAX_HANDSHAKE)
+        self._chunk = Chunk()
         self._outbox: deque[tuple[memoryview, int | None]] = deque()
         self._asks: deque[tuple[Ask, int]] = deque()
         self._fds: list[int] = []
@@ -171,18 +172,18 @@ class Link:
         """The connection is there; the one that called speaks first."""
         self.connected = True
         if isinstance(self._shake, ClientHandshake):
-            self._send(self._shake.offer())
+            self._send(memoryview(self._shake.offer()))
 
     def post(self, message: Message, fd: int | None = None) -> None:
         """Send a message as soon as the peer reads; a link that is over takes it and drops it."""
         if self.broken is None:
-            self._send(encoded(message), fd)
+            self._send(memoryview(encoded(message)), fd)
 
-    def _send(self, frame: bytes, fd: int | None = None) -> None:
+    def _send(self, frame: memoryview, fd: int | None = None) -> None:
         if len(self._outbox) >= _MAX_OUTBOX:
             self.fail("the peer reads nothing")
             return
-        self._outbox.append((memoryview(frame), fd))
+        self._outbox.append((frame, fd))
         self.flush()
 
     def flush(self) -> None:
@@ -214,12 +215,14 @@ class Link:
                 return
             ask, block = self._asks.popleft()
             payload = self._shelf.block(ask, block)
-            if payload is None:
+            # The frame of the block before this one is on its way: nothing is left to send.
+            frame = None if payload is None else self._chunk.frame(ask.request, block, payload)
+            if frame is None or not self._shelf.stands(ask):
                 self.post(Void(ask.request))
                 continue
             if block + 1 < ask.last:
                 self._asks.appendleft((ask, block + 1))
-            self.post(Data(ask.request, block, payload))
+            self._send(frame)
 
     # ---- in
 
@@ -227,19 +230,21 @@ class Link:
         """Take what has come; True once both know who the other is. Fails: ConnectionLost, HandshakeError."""
         try:
             if self.lent:
-                space = socket.CMSG_SPACE(4 * 16)
-                data, ancillary, _, _ = self.sock.recvmsg(_PIECE, space, socket.MSG_CMSG_CLOEXEC)
+                rights = socket.CMSG_SPACE(4 * 16)
+                taken, ancillary, _, _ = self.sock.recvmsg_into(
+                    [self._inbox.space()], rights, socket.MSG_CMSG_CLOEXEC
+                )
                 self._claim(ancillary)
             else:
-                data = self.sock.recv(_PIECE)
+                taken = self.sock.recv_into(self._inbox.space())
         except BlockingIOError:
             return False
         except OSError as error:
             raise ConnectionLost(f"the connection broke: {error.strerror or error}") from error
-        if not data:
+        if not taken:
             raise ConnectionLost("the peer closed the connection")
         was_up = self.up
-        for body in self._splitter.feed(data):
+        for body in self._inbox.took(taken):
             self._take(body)
         return self.up and not was_up
 
@@ -252,11 +257,11 @@ class Link:
         if len(self._fds) > 16:
             raise ConnectionLost("the peer sent descriptors that belong to no message")
 
-    def _take(self, body: bytes) -> None:
+    def _take(self, body: memoryview) -> None:
         if not self._shake.done:
-            reply = self._shake.receive(body)
+            reply = self._shake.receive(bytes(body))
             if reply:
-                self._send(reply)
+                self._send(memoryview(reply))
             self._shaken()
             return
         message = decoded(body)
@@ -268,7 +273,7 @@ class Link:
     def _shaken(self) -> None:
         """Once the handshake is over, the one that called says who it is."""
         if self._shake.done:
-            self._splitter.max_frame = MAX_FRAME
+            self._inbox.max_frame = MAX_FRAME
             if self.calling:
                 self.post(Hello(self._me.incarnation, self.incarnation))
 
@@ -290,12 +295,15 @@ class Link:
         match message:
             case Begun():
                 self.begun = message
+                self.has = message.step - 1  # perhaps it goes back
             case Ready():
+                self._at(message)
                 _remember(self.ready, (message.generation, message.step), message)
             case Share():
+                self._at(message)
                 _remember(self.shares, (message.generation, message.step), message)
             case Done():
-                self.done = message.step
+                self.has = message.step
             case Shape():
                 self.shape = message
             case Lend():
@@ -318,6 +326,11 @@ class Link:
                     reading.void = True
             case Hello():
                 raise ConnectionLost("the peer said twice who it is")
+
+    def _at(self, message: Ready | Share) -> None:
+        """The peer is at a step to which it adds: it tells nobody of its beginning, nor of the end before."""
+        if self.begun is not None and self.begun.generation == message.generation:
+            self.has = max(self.has, message.step - 1)
 
     def _data(self, message: Data) -> None:
         reading = self._readings.get(message.request)

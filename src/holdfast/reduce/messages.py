@@ -116,7 +116,8 @@ class Data(Struct, frozen=True, array_like=True, tag=11, gc=False):
 
     request: int
     block: int
-    payload: bytes
+    payload: memoryview
+    """In the memory of whoever received it, and soon overwritten there."""
 
 
 class Void(Struct, frozen=True, array_like=True, tag=12, gc=False):
@@ -130,16 +131,31 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Message).decode
 
 
+def check_of(body: bytes | memoryview) -> bytes:
+    """The checksum that stands before a message."""
+    return xxhash.xxh3_64_digest(body)
+
+
 def encoded(message: Message) -> bytes:
     """The message as a frame."""
     body = _encode(message)
-    return framed(xxhash.xxh3_64_digest(body) + body)
+    return framed(check_of(body) + body)
 
 
-def decoded(frame: bytes) -> Message:
+def data_front(request: int, block: int, nbytes: int) -> bytes:
+    """The bytes of a Data message before its payload, which has so many."""
+    front = _encode(Data(request, block, memoryview(b"")))[:-2]
+    if nbytes < 1 << 8:
+        return front + b"\xc4%c" % nbytes
+    if nbytes < 1 << 16:
+        return front + b"\xc5" + nbytes.to_bytes(2, "big")
+    return front + b"\xc6" + nbytes.to_bytes(4, "big")
+
+
+def decoded(frame: memoryview) -> Message:
     """The message in the body of a frame. Fails: ConnectionLost, if it arrived damaged or is none."""
-    body = memoryview(frame)[_CHECK:]
-    if frame[:_CHECK] != xxhash.xxh3_64_digest(body):
+    body = frame[_CHECK:]
+    if frame[:_CHECK] != check_of(body):
         raise ConnectionLost("a frame arrived damaged")
     try:
         return _decode(body)  # type: ignore[no-any-return, unused-ignore]

@@ -309,7 +309,7 @@ class Reducer:
         return bank
 
     def _reads(self, member: Member) -> bool:
-        """Whether a member is at the step before the last, or an earlier one, and lacks its total."""
+        """Whether a member does not have the total of the step before the last yet, though it may need it."""
         link = self._hub.link(member.incarnation)
         begun = None if link is None else link.begun
         if member.slot == self._group.me or self._hub.lost(member.incarnation) is not None:
@@ -317,7 +317,7 @@ class Reducer:
         if link is None or begun is None or begun.generation != self._group.generation:
             # Not heard of yet: one that adds is awaited anyway, one that does not starts where all do.
             return member.slot not in self._lanes and self._first[1] <= self._step - 2
-        return begun.step <= self._step - 2 and link.done < begun.step
+        return link.has < self._step - 2
 
     def _decide_alone(self) -> None:
         """All lanes are here: their sum is the total as it lies."""
@@ -408,11 +408,12 @@ class Reducer:
 
     def _read_from_afar(self) -> bool:
         """Whether a member that gets its bytes over the network does not have our last total yet."""
-        for member in self._group.members:
-            link = self._hub.link(member.incarnation)
-            if link is not None and link.broken is None and not link.lent and link.done < self.decided:
-                return link.begun is not None and link.begun.step <= self.decided
-        return False
+        links = [self._hub.link(member.incarnation) for member in self._group.members]
+        return any(
+            link.has < self.decided and link.begun is not None and link.begun.step <= self.decided
+            for link in links
+            if link is not None and link.broken is None and not link.lent
+        )
 
     # ---- memory and layout
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, final
 
+from holdfast.arrays import Bytes1D
 from holdfast.errors import ReduceError
 from holdfast.reduce.banks import HEADER_BYTES, MAX_BANKS, Bank, Header
 from holdfast.reduce.layout import FlatLayout
@@ -128,13 +129,16 @@ class Shelf:
             return Held(want.request, digest, 0, _NOTHING)
         return Held(want.request, digest, bank.number, bank.epoch)
 
-    def block(self, ask: Ask, number: int) -> bytes | None:
-        """A copy of one block, known to be of the epoch that was asked for; None if that is over."""
+    def block(self, ask: Ask, number: int) -> Bytes1D | None:
+        """One block where it lies; None if there is none. Whoever has copied it asks whether it `stands`."""
         if self.layout is None or not (0 <= ask.bank < len(self._banks) and number < len(self.layout.blocks)):
             return None
-        bank, block = self._banks[ask.bank], self.layout.blocks[number]
-        payload = bank.flat.memory[block.lo : block.hi].tobytes()
-        return payload if ask.epoch == bank.epoch != _NOTHING else None
+        block = self.layout.blocks[number]
+        return self._banks[ask.bank].flat.memory[block.lo : block.hi]
+
+    def stands(self, ask: Ask) -> bool:
+        """Whether the bank still has the epoch that was asked for, so what was read of it is of that."""
+        return ask.epoch == self._banks[ask.bank].epoch != _NOTHING
 
     def close(self) -> None:
         """Give all descriptors back; memory that is still looked at stays."""

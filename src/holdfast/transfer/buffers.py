@@ -27,7 +27,7 @@ from holdfast.errors import TransferError
 ALIGN: Final = 64
 """What placing an array without a copy asks for."""
 _PAGE: Final = mmap.PAGESIZE
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _HINT: Final = "drop trees of earlier versions, or transfer less in one plan"
 
 
@@ -50,6 +50,7 @@ class BufferSet:
             raise
         self.memory: Bytes1D = np.frombuffer(self._map, np.uint8)
         self.busy = False
+        self.in_run = False
 
     def root(self) -> Bytes1D:
         """A fresh array over the region; when it and all its views are gone, the region is free."""
@@ -77,7 +78,7 @@ def _memfd(nbytes: int) -> int:
         os.ftruncate(fd, nbytes)
         os.posix_fallocate(fd, 0, nbytes)
         # A peer that maps it must not be killed by our making it smaller.
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
     except OSError as error:
         if fd >= 0:
             os.close(fd)
@@ -109,16 +110,44 @@ def _available() -> int | None:
 def adopted(fd: int, nbytes: int) -> Bytes1D:
     """The memory behind a descriptor that a target lent. Takes the descriptor. Fails: TransferError."""
     try:
-        size = os.fstat(fd).st_size
-        if size < nbytes:
-            raise TransferError(f"a buffer of {nbytes:,} bytes was announced, it has {size:,}")
-        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise TransferError("the buffer could be made smaller while it is written; it must be sealed")
-        return np.frombuffer(_mapped(fd, size), np.uint8)
+        _check_lent(fd, nbytes)
+        return np.frombuffer(_mapped(fd, os.fstat(fd).st_size), np.uint8)
     except OSError as error:
         raise TransferError(f"what was lent is no buffer: {error}") from error
     finally:
         os.close(fd)
+
+
+def is_sealed(fd: int) -> bool:
+    """Whether nobody can make this memfd smaller, which would kill who reads it. Fails: OSError."""
+    return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS == SEALS
+
+
+def lendable(fd: int) -> int:
+    """A descriptor of the same memory for reading, so that no mistake of a reader writes it.
+
+    It keeps nobody of the same user from opening it again for writing. Fails: OSError.
+    """
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def borrowed(fd: int, nbytes: int) -> Bytes1D:
+    """The memory behind a descriptor that a source lent, for reading. Takes it. Fails: TransferError."""
+    try:
+        _check_lent(fd, nbytes)
+        return np.frombuffer(mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+    except (OSError, ValueError) as error:
+        raise TransferError(f"what was lent cannot be read: {error}") from error
+    finally:
+        os.close(fd)
+
+
+def _check_lent(fd: int, nbytes: int) -> None:
+    size = os.fstat(fd).st_size
+    if not 0 < nbytes <= size:
+        raise TransferError(f"a buffer of {nbytes:,} bytes was announced, it has {size:,}")
+    if not is_sealed(fd):
+        raise TransferError("the buffer could be made smaller while it is used; it must be sealed")
 
 
 @final
@@ -147,10 +176,10 @@ class BufferSets:
             surplus = free[1:] if len(self._sets) > self._keep else []
             gone = [self._drop(one) for one in surplus[: len(self._sets) - self._keep]]
             if free:
-                free[0].busy = True
+                free[0].busy = free[0].in_run = True
                 return free[0], gone
             fresh = BufferSet(self._made, self._nbytes)
-            fresh.busy = True
+            fresh.busy = fresh.in_run = True
             self._made += 1
             self._sets.append(fresh)
             return fresh, gone
@@ -158,9 +187,13 @@ class BufferSets:
     def give_back(self, one: BufferSet) -> None:
         """Nothing was handed out of it, and nobody writes it any more."""
         one.busy = False
-        with self._lock:
-            if self._closed and one in self._sets:
-                self._drop(one)
+        self._let_go(one)
+
+    def hand_out(self, one: BufferSet) -> Bytes1D:
+        """The root of what is made of it; the buffer is free when the last view of that is gone."""
+        root = one.root()
+        self._let_go(one)
+        return root
 
     def discard(self, one: BufferSet) -> None:
         """Somebody may still write it: it is never used again."""
@@ -168,14 +201,27 @@ class BufferSets:
             if one in self._sets:
                 self._drop(one)
 
+    def _let_go(self, one: BufferSet) -> None:
+        """Its run needs the descriptor no more."""
+        one.in_run = False
+        # Without the lock, which an allocation holds for long: `close` sets the one flag before it looks at
+        # the other, we do it the other way round, so that one of us sees both.
+        if self._closed:
+            self.discard(one)
+
     def _drop(self, one: BufferSet) -> int:
         self._sets.remove(one)
         one.close()
         return one.number
 
     def close(self) -> None:
-        """Give all up; arrays that were handed out stay valid."""
+        """Give all up; arrays that were handed out stay valid.
+
+        The descriptors of runs under way stay until these let go of them: one that is closed while it is lent
+        to a peer costs the connection, or lends whatever has the number then.
+        """
         with self._lock:
             self._closed = True
             for one in list(self._sets):
-                self._drop(one)
+                if not one.in_run:
+                    self._drop(one)

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Final, Self, final
 from weakref import WeakValueDictionary
 
@@ -18,6 +19,7 @@ import msgspec
 
 from holdfast.arrays import Rename, Selection
 from holdfast.errors import HandshakeError, TransferError, UsageError
+from holdfast.transfer.dialling import Dialling
 from holdfast.transfer.links import (
     Address,
     Identity,
@@ -33,6 +35,7 @@ from holdfast.transfer.links import (
 )
 from holdfast.transfer.manifest import PublishedTree, published
 from holdfast.transfer.messages import LIMIT, STALE, Greeted, Greeting, Refused
+from holdfast.transfer.patience import Patience
 from holdfast.transfer.plan import TransferPlan
 from holdfast.transfer.publication import Publication, Shelf
 from holdfast.transfer.pulling import PeerLink, Settings
@@ -68,8 +71,8 @@ class Endpoint:
         run: str = "run",
         token: bytes | None = None,
         streams: int = 2,
-        window_bytes: int = 64 << 20,
-        chunk_bytes: int = 8 << 20,
+        window_bytes: int = 128 << 20,
+        chunk_bytes: int = 16 << 20,
         connect_s: float = 5.0,
         first_byte_s: float = 30.0,
         idle_s: float = 10.0,
@@ -100,13 +103,13 @@ class Endpoint:
                 self._local = local_name(incarnation)
         self.timers = Timers(f"holdfast-timers {name}")
         self.workers = Workers(f"holdfast-transfer {name}")
-        self.shelf = Shelf(self.timers)
+        self.shelf = Shelf(self.timers, self.workers)
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._links: dict[int, TargetLink] = {}
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._peers: dict[Address, PeerLink] = {}
-        self._dialling: dict[Address, threading.Lock] = {}
+        self._dialling: dict[Address, Dialling] = {}
         self._plans: set[TransferPlan] = set()
         self._closed = False
         _LIVE[incarnation] = self
@@ -173,12 +176,14 @@ class Endpoint:
         rank: int = 0,
         world: int = 1,
         timeout_s: float = 30.0,
+        wait_s: float = inf,
     ) -> TransferPlan:
         """A plan to take `name` from peers, in the layout of the template `into`, or all of it in numpy.
 
-        Blocks: until every peer has published it, `timeout_s` at most. No array byte moves. Several peers
-        must together hold every array; each byte is taken from one of them. Fails: MismatchError listing all
-        that does not fit, VersionGoneError, PeerLostError, StalledError, HandshakeError.
+        Blocks: until every peer has published it, `wait_s` and in all `timeout_s` at most. No array byte
+        moves. Several peers must together hold every array; each byte is taken from one of them. Fails:
+        MismatchError listing all that does not fit, VersionGoneError, PeerLostError, StalledError,
+        HandshakeError.
         """
         self._check_open()
         addresses = [address_of(text) for text in ([peers] if isinstance(peers, str) else peers)]
@@ -186,7 +191,15 @@ class Endpoint:
             raise UsageError(f"peers={peers!r}: at least one, and each once")
         selection = Selection(parts=parts, rename=rename, strict=strict, cast=cast)
         plan = TransferPlan(
-            self, addresses, name, into, selection, rank=rank, world=world, timeout_s=timeout_s
+            self,
+            addresses,
+            name,
+            into,
+            selection,
+            rank=rank,
+            world=world,
+            timeout_s=timeout_s,
+            wait_s=wait_s,
         )
         with self._lock:
             self._plans.add(plan)
@@ -198,18 +211,20 @@ class Endpoint:
         """`prepare`, without blocking the loop."""
         return await asyncio.to_thread(self.prepare, peers, name, into, **options)
 
-    def link(self, address: Address) -> tuple[PeerLink, bool]:
-        """A link to a peer that works, and whether it was made now."""
+    def link(self, address: Address, patience: Patience) -> tuple[PeerLink, bool]:
+        """A link to a peer that works, and whether it was made now. Whoever comes while another dials shares
+        what comes of that.
+        """
         with self._lock:
             self._check_open()
-            dialling = self._dialling.setdefault(address, threading.Lock())
-        with dialling:
+            dialling = self._dialling.setdefault(address, Dialling())
+        with dialling.turn(address, patience):
             old = self._peers.get(address)
             if old is not None and not old.lost:
                 return old, False
             if old is not None:
                 old.close()
-            fresh = PeerLink(self, address)
+            fresh = PeerLink(self, address, patience)
             with self._lock:
                 self._peers[address] = fresh
                 closed = self._closed

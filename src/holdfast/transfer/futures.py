@@ -20,8 +20,10 @@ log = logging.getLogger("holdfast.transfer")
 class TransferResult:
     """What a transfer brought. `tree` is whole and verified; nothing changes it while it is held.
 
-    `transports` says how the bytes of each peer came: process, memfd or tcp. `fresh_buffers` is how many
-    buffers had to be allocated for this run; `connects` how many peers had to be connected to.
+    `transports` says how the bytes of each peer came: process, memfd, lent or tcp. `checked` is whether they
+    were to be hashed where they crossed from one memory into another's: not within a process, nor out of
+    memory that was lent. `fresh_buffers` is how many buffers had to be allocated for this run; `connects` how
+    many peers had to be connected to.
     """
 
     tree: Any

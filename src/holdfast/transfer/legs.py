@@ -20,7 +20,7 @@ from holdfast.errors import (
 )
 from holdfast.transfer.buffers import BufferSet
 from holdfast.transfer.chunks import Copies, Cuts
-from holdfast.transfer.messages import MISMATCH, STALE, UNKNOWN_VERSION, Refused, Started
+from holdfast.transfer.messages import MISMATCH, NOT_LENT, STALE, UNKNOWN_VERSION, Refused, Started
 from holdfast.transfer.route import Route, Stream
 from holdfast.wire import ConnectionLost
 
@@ -65,6 +65,7 @@ class Leg:
         self.moved_at = 0.0
         self.heard = time.monotonic()
         self.seq = 0
+        self.lent = (-1, -1)
         self.sent = False
         self.cut_off = False
         self.done_bytes = 0
@@ -74,6 +75,7 @@ class Leg:
         self._seen = bytearray(route.stream.num_chunks)
         self._left = route.stream.num_chunks
         self._inside = 0
+        self._owed = 0
         self._over = False
 
     # ---- what its peer says
@@ -81,6 +83,7 @@ class Leg:
     def answered(self, message: Started | Refused) -> None:
         """The peer has begun, or will not."""
         if isinstance(message, Refused):
+            self.sent = True  # one that does not begin writes nothing
             self.fail(error_of(self.peer, message))
             return
         self.started = message
@@ -127,15 +130,27 @@ class Leg:
         if wake:
             self._wake.set()
 
+    def owed(self, nbytes: int, enough: int) -> int:
+        """`nbytes` more are consumed: how many to give credit for now, 0 until it is `enough`."""
+        with self._lock:
+            self._owed += nbytes
+            if self._owed < enough:
+                return 0
+            found, self._owed = self._owed, 0
+            return found
+
     @contextlib.contextmanager
     def writing(self, chunks: Sequence[int]) -> Iterator[bool]:
         """A stretch in which these chunks are written; False if they are not to be. What goes wrong in it
         fails the run.
         """
-        entered = False
         done: Sequence[int] = ()
         try:
             entered = self.enter(chunks)
+        except ConnectionLost as error:
+            self.fail(TransferError(f"{self.peer}: {error.message}"))
+            entered = False
+        try:
             yield entered
             faults.site("transfer.chunk.received")
             done = chunks if self.error is None else ()
@@ -174,6 +189,10 @@ class Leg:
             self.memories = []
 
 
+class NotLentError(TransferError):
+    """The peer does not lend its memory; it has to send."""
+
+
 def error_of(peer: str, refused: Refused) -> HoldfastError:
     """The error for what a peer refused."""
     message, hint = f"{peer}: {refused.message}", refused.hint or None
@@ -181,6 +200,8 @@ def error_of(peer: str, refused: Refused) -> HoldfastError:
         return VersionGoneError(message, hint=hint)
     if refused.code == MISMATCH:
         return MismatchError([message], source="publication", hint=hint or "prepare a new plan")
+    if refused.code == NOT_LENT:
+        return NotLentError(message, hint=hint)
     if refused.code == STALE:
         return PeerLostError(message, hint=hint)
     return TransferError(message, hint=hint)

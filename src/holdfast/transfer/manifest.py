@@ -57,11 +57,16 @@ class Manifest(Struct, frozen=True, array_like=True):
 
 @final
 class PublishedTree:
-    """What is to be published: a manifest, and the memory of each box of each array in it."""
+    """What is to be published: a manifest, and the memory of each box of each array in it.
 
-    def __init__(self) -> None:
+    `shared` is a memory that all boxes lie in, and the sealed memfd that it maps, if there is one: it can be
+    lent to targets on the same node.
+    """
+
+    def __init__(self, shared: tuple[int, Bytes1D] | None = None) -> None:
         self._arrays: list[tuple[ArrayInfo, list[Bytes1D]]] = []
         self._scalars: list[Scalar] = []
+        self.shared = shared
 
     def add_array(
         self,

@@ -17,12 +17,17 @@ first the handshake of `wire`, then:
                                             <=======    chunks, on the data connections (or Wrote)
     Credit(run, nbytes)                     ------->    so many bytes are consumed: as many more may come
                                             <-------    Sent(run) or Failed(run, message)
+                                            <-------    or Loan(seq, run, ...) + descriptor: read it yourself
+    Confirm(seq, run)                       ------->    was it lent until now?
+                                            <-------    Confirmed(seq) or Refused
     Done(run, outcome)                      ------->    the lease of this target on the version is over
     Forget(plan)                            ------->
 
 A control frame is that of `wire` and holds 8 bytes xxh3_64 and MessagePack. A chunk on a data connection is
 CHUNK_HEAD, its bytes, and the xxh3_128 of these if the run is checked: behind them, so that either end hashes
-what its cache still has. With shared memory the source writes into the target's buffer and says Wrote.
+what its cache still has. With shared memory the source writes into the target's buffer, reads back what is
+there now while its cache has it, and says Wrote. A source whose memory is shared already lends it instead,
+for reading: the target copies what it wants, and asks afterwards whether it was lent all the time.
 `seq` numbers the questions of a target, `plan` its plans, and `run` its runs, of which many may be under way.
 """
 
@@ -84,6 +89,7 @@ MISMATCH: Final = "mismatch"  # the version does not fit the plan
 STALE: Final = "stale"  # another incarnation than expected
 MISUSE: Final = "misuse"
 LIMIT: Final = "limit"
+NOT_LENT: Final = "not-lent"  # the memory of this version cannot be lent
 
 
 class Describe(Struct, frozen=True, array_like=True, tag=4):
@@ -129,7 +135,7 @@ class Prepared(Struct, frozen=True, array_like=True, tag=7):
 
 class Run(Struct, frozen=True, array_like=True, tag=8):
     """Send it. `window` is how many bytes may be under way; `buffer` says which lent buffer to write, or one
-    of OVER_TCP and IN_PROCESS.
+    of OVER_TCP, IN_PROCESS and BORROWED.
     """
 
     seq: int
@@ -146,6 +152,7 @@ class Run(Struct, frozen=True, array_like=True, tag=8):
 
 OVER_TCP: Final = -1
 IN_PROCESS: Final = -2
+BORROWED: Final = -3
 
 
 class Started(Struct, frozen=True, array_like=True, tag=9):
@@ -167,14 +174,15 @@ class Sent(Struct, frozen=True, array_like=True, tag=11):
 
 
 class Wrote(Struct, frozen=True, array_like=True, tag=12):
-    """`count` chunks, from `chunk` on, are in the shared buffer now. Of a checked run it is one, with its
-    digest.
+    """`count` chunks, from `chunk` on, are in the shared buffer now. Of a checked run it is one: `digest` is
+    that of what was to be written, `found` that of what the buffer has.
     """
 
     run: int
     chunk: int
     count: int
-    digest: bytes
+    digest: bytes = b""
+    found: bytes = b""
 
 
 class Failed(Struct, frozen=True, array_like=True, tag=13):
@@ -211,5 +219,32 @@ class Forget(Struct, frozen=True, array_like=True, tag=17):
     buffer: int = -1
 
 
-FromTarget: TypeAlias = Describe | Prepare | Lend | Run | Credit | Done | Forget | Ping
-FromSource: TypeAlias = Refused | Described | Prepared | Started | Sent | Wrote | Failed | Ping
+class Loan(Struct, frozen=True, array_like=True, tag=18):
+    """The source's own memory, to be read until the run is over; its descriptor comes with it.
+
+    `offsets` say where in it the boxes of the manifest's arrays lie, one after the other.
+    """
+
+    seq: int
+    run: int
+    version: int
+    scalars: tuple[Scalar, ...]
+    nbytes: int
+    offsets: tuple[int, ...]
+
+
+class Confirm(Struct, frozen=True, array_like=True, tag=19):
+    """Whether what was lent for a run is the same still; else what was read of it is worth nothing."""
+
+    seq: int
+    run: int
+
+
+class Confirmed(Struct, frozen=True, array_like=True, tag=20):
+    seq: int
+
+
+FromTarget: TypeAlias = Describe | Prepare | Lend | Run | Credit | Done | Forget | Ping | Confirm
+FromSource: TypeAlias = (
+    Refused | Described | Prepared | Started | Sent | Wrote | Failed | Ping | Loan | Confirmed
+)

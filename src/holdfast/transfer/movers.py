@@ -15,7 +15,7 @@ from typing import Final, Protocol, final
 import numpy as np
 
 from holdfast.transfer.buffers import BufferSet
-from holdfast.transfer.chunks import Copies, copy, span_chunks
+from holdfast.transfer.chunks import DIGEST_BYTES, Copies, span_chunks
 from holdfast.transfer.legs import Leg
 from holdfast.transfer.links import Channel
 from holdfast.transfer.messages import IN_PROCESS, OVER_TCP, Forget, FromSource, Lend, Wrote
@@ -109,16 +109,16 @@ class ProcessMover:
     def _copy(self, leg: Leg, run: ServedRun, spans: deque[int], size: int) -> None:
         stream, copies = leg.route.stream, leg.route.copies
         assert copies is not None
-        while spans:
-            with contextlib.suppress(IndexError):
-                span = spans.popleft()
-                chunks = range(span * size, min((span + 1) * size, stream.num_chunks))
-                with run.reading(len(chunks)) as memories, leg.writing(chunks) as ours:
-                    if memories is None or not ours:
-                        return  # the source says why, or the run is over
-                    for place, move in copies[span]:
-                        copy(move, memories[place], leg.memories[0])
-                    del memories
+        while (span := _popped(spans)) is not None:
+            chunks = range(span * size, min((span + 1) * size, stream.num_chunks))
+            with run.reading(len(chunks)) as memories:
+                if memories is None:
+                    return  # the source says why
+                with leg.writing(chunks) as ours:
+                    if not ours:
+                        return  # the run is over
+                    copies.make(span, memories, leg.memories[0])
+                del memories
 
     def wrote(self, leg: Leg, message: Wrote) -> None:
         leg.failed("", "wrote into a buffer that it does not have")
@@ -127,9 +127,21 @@ class ProcessMover:
         return True
 
 
+def _popped(spans: deque[int]) -> int | None:
+    """The next of what several threads take from; None if there is none."""
+    with contextlib.suppress(IndexError):
+        return spans.popleft()
+    return None
+
+
 @final
 class MemfdMover:
-    """The peer writes into our buffer; we verify what is there."""
+    """The peer writes into our buffer, and reads back what it has written.
+
+    What it reads back shows that the bytes are where it wanted them, not that we shall look for them there.
+    So the first checked run into a buffer is hashed by us as well, where our own plan says that it lies;
+    after that, the places of both are known to be the same.
+    """
 
     name = "memfd"
 
@@ -138,7 +150,8 @@ class MemfdMover:
         self._threads = threads
         self._channel = channel
         self._lent: set[tuple[int, int]] = set()
-        self._verifying: dict[Leg, _Verifying] = {}
+        self._proven: set[tuple[int, int]] = set()
+        self._proving: dict[Leg, _Proof] = {}
 
     def ready(self, plan: int, buffers: BufferSet) -> int:
         if (plan, buffers.number) not in self._lent:
@@ -149,30 +162,30 @@ class MemfdMover:
     def unready(self, plan: int, buffer: int) -> None:
         if (plan, buffer) in self._lent:
             self._lent.discard((plan, buffer))
+            self._proven.discard((plan, buffer))
             self._channel.send(Forget(plan, buffer))
 
     def started(self, leg: Leg) -> None:
-        pass
+        if leg.checked and leg.lent not in self._proven:
+            self._proving[leg] = _Proof(leg, self._workers, self._threads)
 
     def wrote(self, leg: Leg, message: Wrote) -> None:
-        chunks = range(message.chunk, message.chunk + message.count)
-        if leg.checked:
-            verifying = self._verifying.get(leg)
-            if verifying is None:
-                verifying = self._verifying[leg] = _Verifying(leg, self._workers, self._threads)
-            verifying.add(message.chunk, message.digest)
-        else:
-            with leg.writing(chunks):
-                pass  # it is written
+        if (proof := self._proving.get(leg)) is not None and _same(message):
+            proof.add(message.chunk, message.digest)
+            return
+        with leg.writing(range(message.chunk, message.chunk + message.count)) as ours:
+            if ours and leg.checked and not _same(message):
+                leg.damaged(message.chunk)
 
     def settled(self, leg: Leg) -> bool:
-        self._verifying.pop(leg, None)
+        if self._proving.pop(leg, None) is not None and leg.complete and leg.error is None:
+            self._proven.add(leg.lent)
         return leg.sent
 
 
 @final
-class _Verifying:
-    """Chunks that a peer has written and we have not hashed yet."""
+class _Proof:
+    """Chunks of one run that its peer has written and we have not hashed yet."""
 
     def __init__(self, leg: Leg, workers: Workers, threads: int) -> None:
         self._leg = leg
@@ -207,3 +220,8 @@ class _Verifying:
                     scratch = np.empty(cut.scratch_bytes, np.uint8)
                 if cut.digest(leg.memories, scratch) != expected:
                     leg.damaged(chunk)
+
+
+def _same(message: Wrote) -> bool:
+    """Whether a chunk was read back as it was to be written. Nothing read back is no proof."""
+    return message.count == 1 and len(message.digest) == DIGEST_BYTES and message.digest == message.found

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
 from holdfast.clock import Deadline
 from holdfast.errors import TransferCancelled
+
+LATE_S: Final = 1.0
+"""Whoever wakes up later than this was stopped itself: the silence meanwhile was its own."""
 
 
 @final

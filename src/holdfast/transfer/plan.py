@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Protocol, Self, final
 
 import xxhash
 
 from holdfast import faults
-from holdfast.arrays import Layout, Selection, Template, flatten
+from holdfast.arrays import Adapter, Layout, Selection, Template, flatten
 from holdfast.errors import MismatchError, StalledError, TransferError, UsageError
+from holdfast.transfer.borrowing import landings
 from holdfast.transfer.buffers import BufferSets, aligned
 from holdfast.transfer.futures import Transfer
 from holdfast.transfer.legs import PeerRoute
@@ -24,6 +26,10 @@ from holdfast.transfer.running import Drive
 from holdfast.transfer.shards import Shard, ShardSink
 from holdfast.transfer.workers import Workers
 
+Batch = tuple[Adapter | None, list[int], list[tuple[Any, list[tuple[int, int, int]], str | None]]]
+"""Arrays that one framework makes (None: slices, which are numpy's): where each is in the tree, and its sink,
+its (box, start, stop) and the dtype it is cast from."""
+
 
 class Host(Protocol):
     """What a plan needs of its endpoint."""
@@ -31,8 +37,12 @@ class Host(Protocol):
     settings: Settings
     workers: Workers
 
-    def link(self, address: Address) -> tuple[PeerLink, bool]:
-        """A link that works, and whether it is new. Fails: PeerLostError, StalledError, HandshakeError."""
+    def link(self, address: Address, patience: Patience) -> tuple[PeerLink, bool]:
+        """A link that works, and whether it is new.
+
+        Blocks: until it is connected, as long as `patience` lasts. Fails: PeerLostError, StalledError,
+        HandshakeError, TransferCancelled.
+        """
         ...
 
     def next_run(self) -> int: ...
@@ -50,7 +60,7 @@ class Tie:
         self.number = 0
         self._host = host
         self._name = name
-        self._manifest = manifest
+        self.manifest = manifest
         self._link: PeerLink | None = None
 
     def open_link(self) -> PeerLink:
@@ -68,12 +78,12 @@ class Tie:
         """
         if self._link is not None and not self._link.lost:
             return False
-        link, fresh = self._host.link(self.address)
+        link, fresh = self._host.link(self.address, deadline)
         found = described(link, self._name, deadline, brief=True)
         if found.digest != self.route.route.manifest:
             whole = described(link, self._name, deadline)
             raise MismatchError(
-                differences(self._manifest, whole.manifest) or ["the manifests differ"],
+                differences(self.manifest, whole.manifest) or ["the manifests differ"],
                 source="publication",
                 hint=f"{self.address} publishes other arrays than the plan was made for; prepare a new plan",
             )
@@ -105,7 +115,7 @@ class Tie:
     def changes(self, version: int, deadline: Patience) -> list[str]:
         """How a version of the peer differs from what the plan was made for."""
         found = described(self.open_link(), self._name, deadline, version=version)
-        return differences(self._manifest, found.manifest)
+        return differences(self.manifest, found.manifest)
 
     def unready(self, buffer: int) -> None:
         """A buffer was given up. Never fails."""
@@ -118,12 +128,18 @@ class Tie:
 
 
 def described(
-    link: PeerLink, name: str, deadline: Patience, *, version: int = NEWEST, brief: bool = False
+    link: PeerLink,
+    name: str,
+    deadline: Patience,
+    *,
+    version: int = NEWEST,
+    brief: bool = False,
+    wait_s: float = inf,
 ) -> Described:
-    """What the peer has published. Blocks: until it has, as long as the deadline allows."""
-    wait_s = deadline.remaining()
+    """What the peer has published. Blocks: until it has, `wait_s` and as long as the deadline allows."""
+    allowed_s = min(wait_s, deadline.remaining())
     found: Described = link.ask(
-        lambda seq: Describe(seq, name, version, wait_s, link.ping_s, brief),
+        lambda seq: Describe(seq, name, version, allowed_s, link.ping_s, brief),
         deadline,
         f"describe {name!r}",
     )
@@ -152,9 +168,9 @@ def differences(planned: Manifest, found: Manifest) -> list[str]:
     return sorted(problems)
 
 
-def common(links: Sequence[PeerLink], name: str, deadline: Patience) -> int:
+def common(links: Sequence[PeerLink], name: str, deadline: Patience, wait_s: float = inf) -> int:
     """The newest version that all peers have; if there is none, the newest that one has."""
-    found = [described(link, name, deadline, brief=True) for link in links]
+    found = [described(link, name, deadline, brief=True, wait_s=wait_s) for link in links]
     shared = set(found[0].versions).intersection(*(one.versions for one in found[1:]))
     return max(shared) if shared else max(one.version for one in found)
 
@@ -174,12 +190,13 @@ class TransferPlan:
         rank: int,
         world: int,
         timeout_s: float,
+        wait_s: float = inf,
     ) -> None:
         deadline = Patience(timeout_s)
         self.host = host
         self.name = name
-        links = [host.link(address)[0] for address in addresses]
-        manifests = _manifests(links, name, deadline)
+        links = [host.link(address, deadline)[0] for address in addresses]
+        manifests = _manifests(links, name, deadline, wait_s)
         faults.site("transfer.describe")
         source = joint(manifests, [link.peer for link in links])
         self.template = Template(
@@ -196,6 +213,9 @@ class TransferPlan:
             Tie(host, address, name, route, manifest)
             for address, route, manifest in zip(addresses, found, manifests, strict=True)
         ]
+        self.batches = self._batched()
+        self.borrows = any(one is not None for one in landings(self.batches))
+        """Whether to read peers' memory, where they lend it, rather than have it written into ours."""
         self.nbytes = sum(route.nbytes for route in found)
         self.num_segments = sum(len(route.route.segments) for route in found)
         text = "\n".join([name, *(f"{one.peer} {one.route.digest}" for one in found)])
@@ -253,6 +273,17 @@ class TransferPlan:
         names = {place: name for (name, _), place in places.items()}
         made = [PeerRoute(link.peer, one, offsets, names) for link, one in zip(links, found, strict=True)]
         return made, size
+
+    def _batched(self) -> list[Batch]:
+        """The arrays by the framework that makes them: sorted once, not at every run."""
+        batches: dict[int, Batch] = {}
+        for one in self.template.wanted:
+            if one.sink is not None:
+                adapter = None if isinstance(one.sink, ShardSink) else one.adapter
+                _, at, sinks = batches.setdefault(id(adapter), (adapter, [], []))
+                at.append(one.at)
+                sinks.append((one.sink, self.boxes.get(one.name, []), one.cast_from))
+        return list(batches.values())
 
     # ---- running
 
@@ -358,10 +389,10 @@ def _rebuilding(template: Template) -> Callable[[list[Any]], Any]:
     return lambda leaves: rebuild([leaves[at] for at in order])
 
 
-def _manifests(links: Sequence[PeerLink], name: str, deadline: Patience) -> list[Manifest]:
+def _manifests(links: Sequence[PeerLink], name: str, deadline: Patience, wait_s: float) -> list[Manifest]:
     """What each peer has of one version, the same of all."""
-    version = NEWEST if len(links) == 1 else common(links, name, deadline)
-    found = [described(link, name, deadline, version=version) for link in links]
+    version = NEWEST if len(links) == 1 else common(links, name, deadline, wait_s)
+    found = [described(link, name, deadline, version=version, wait_s=wait_s) for link in links]
     if deadline.expired():
         raise StalledError(f"{', '.join(link.peer for link in links)}: no description in time")
     return [one.manifest for one in found]

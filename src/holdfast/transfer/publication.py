@@ -7,15 +7,23 @@ so a donating step after `publish` is safe, and costs one copy.
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, Self, final
 
 from holdfast.arrays import Bytes1D
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.transfer.buffers import is_sealed, lendable
+from holdfast.transfer.chunks import Memories
 from holdfast.transfer.manifest import PublishedTree
 from holdfast.transfer.messages import NEWEST, UNKNOWN
 from holdfast.transfer.timers import Timers
+from holdfast.transfer.workers import Workers
+
+log = logging.getLogger("holdfast.transfer")
 
 _MAX_DIGESTS: Final = 64
 """Plans whose digests are kept; targets of one kind share theirs."""
@@ -30,12 +38,43 @@ class Reader(Protocol):
     """A run that reads a version."""
 
     def cut_off(self, reason: str) -> None:
-        """Let go of the memory: read nothing more after what is being read now."""
+        """Let go of the memory: read nothing more after what is being read now.
+
+        Blocks: until the target is told, which takes one that reads nothing some seconds.
+        """
         ...
 
     def await_out(self, timeout_s: float) -> None:
         """Return once nothing is being read; whoever holds that up for so long is cut off harder."""
         ...
+
+
+@final
+class Lent:
+    """Memory that targets on this node may read themselves, and where in it the boxes lie.
+
+    Its descriptor is for reading, and ends with the version: memory lives as long as one refers to it.
+    """
+
+    def __init__(self, fd: int, memory: Bytes1D, boxes: Sequence[Bytes1D]) -> None:
+        self.nbytes = memory.size
+        start = memory.ctypes.data
+        self.offsets = tuple(box.ctypes.data - start if box.size else 0 for box in boxes)
+        for offset, box in zip(self.offsets, boxes, strict=True):
+            if not 0 <= offset <= self.nbytes - box.size:
+                raise UsageError("a box lies outside of the memory that is shared")
+        self.fd = lendable(fd)
+        self.close = weakref.finalize(self, os.close, self.fd)
+
+
+def lent(fd: int, memory: Bytes1D, boxes: Sequence[Bytes1D]) -> Lent | None:
+    """What can be lent of a memfd; None if it cannot be, and has to be sent: not sealed, or no descriptor."""
+    try:
+        if is_sealed(fd):
+            return Lent(fd, memory, boxes)
+    except OSError as error:
+        log.warning("memory is not lent to readers on this node, but sent: %s", error)
+    return None
 
 
 @final
@@ -48,7 +87,7 @@ class Edition:
         self.manifest, memories = found.taken()
         self.digest = self.manifest.digest()
         self.places: dict[tuple[int, int], int] = {}
-        self.memories: list[Bytes1D] = []
+        self.memories = Memories()
         self.outcomes: dict[str, str] = {}
         self._digests: dict[str, list[bytes]] = {}
         self.retired = ""
@@ -61,6 +100,7 @@ class Edition:
                 self.places[array, box] = len(self.memories)
                 self.memories.append(memory)
         self.nbytes = sum(memory.size for memory in self.memories)
+        self.lent = None if found.shared is None else lent(*found.shared, self.memories)
 
     def sizes(self) -> dict[tuple[int, int], int]:
         """The bytes of each (array, box)."""
@@ -80,7 +120,7 @@ class Edition:
                     self._digests[plan] = found
             return found
 
-    def read(self, reader: Reader, target: str) -> list[Bytes1D] | None:
+    def read(self, reader: Reader, target: str) -> Memories | None:
         """The memory, until `left`; None if it is gone."""
         with self._lock:
             if self.retired:
@@ -89,11 +129,15 @@ class Edition:
             self.outcomes[target] = UNKNOWN
             return self.memories
 
-    def left(self, reader: Reader, target: str, outcome: str) -> None:
-        """A reader is done. What a vanished target did with the bytes is unknown."""
+    def ended(self, target: str, outcome: str) -> None:
+        """A run is over. What a vanished target did with the bytes is unknown."""
+        with self._lock:
+            self.outcomes[target] = outcome
+
+    def left(self, reader: Reader) -> None:
+        """A reader is out: it reads nothing any more."""
         with self._lock:
             self._readers.discard(reader)
-            self.outcomes[target] = outcome
             self._sweep()
 
     def retire(self, reason: str) -> None:
@@ -107,17 +151,17 @@ class Edition:
         with self._lock:
             self.retired = self.retired or reason
             readers = list(self._readers)
+            self._sweep()
         for reader in readers:
             reader.cut_off(f"version {self.version} of {self.name!r}: {reason}")
-        with self._lock:
-            self._readers.clear()
-            self._sweep()
         return readers
 
     def _sweep(self) -> None:
         if self.retired and not self._readers:
-            self.memories = []
+            self.memories = Memories()
             self._digests = {}
+            if self.lent is not None:
+                self.lent.close()
             self._gone.set()
             if self._at_end is not None:
                 self._at_end()
@@ -197,8 +241,9 @@ Waiter = Callable[[], None]
 class Shelf:
     """All that an endpoint has published."""
 
-    def __init__(self, timers: Timers) -> None:
+    def __init__(self, timers: Timers, workers: Workers) -> None:
         self._timers = timers
+        self._workers = workers
         self._lock = threading.Lock()
         self._names: dict[str, dict[int, Edition]] = {}
         self._newest: dict[str, int] = {}
@@ -284,7 +329,8 @@ class Shelf:
         return edition.expire(reason)
 
     def _lapse(self, edition: Edition) -> None:
-        self.revoke(edition, "its lease ran out")
+        # Not by the timers' own thread: a target that reads nothing would hold all of them up.
+        self._workers.submit(lambda: self.revoke(edition, "its lease ran out"))
 
     def _take_off(self, edition: Edition) -> None:
         with self._lock:

@@ -20,10 +20,10 @@ import numpy as np
 from holdfast import faults
 from holdfast.arrays import Bytes1D
 from holdfast.clock import Deadline
-from holdfast.errors import DeadlineError, HoldfastError, PeerLostError, StalledError
-from holdfast.transfer.buffers import BufferSet
+from holdfast.errors import DeadlineError, HoldfastError, PeerLostError, StalledError, TransferError
+from holdfast.transfer.buffers import BufferSet, borrowed
 from holdfast.transfer.chunks import DIGEST_BYTES
-from holdfast.transfer.legs import Leg, error_of
+from holdfast.transfer.legs import Leg, NotLentError, error_of
 from holdfast.transfer.links import Address, Channel, Identity, call, dial
 from holdfast.transfer.messages import (
     Credit,
@@ -31,6 +31,7 @@ from holdfast.transfer.messages import (
     Failed,
     FromSource,
     Greeted,
+    Loan,
     Ping,
     Refused,
     Run,
@@ -39,7 +40,7 @@ from holdfast.transfer.messages import (
     Wrote,
 )
 from holdfast.transfer.movers import MemfdMover, Mover, ProcessMover, TcpMover
-from holdfast.transfer.patience import Patience
+from holdfast.transfer.patience import LATE_S, Patience
 from holdfast.transfer.serving import TargetLink
 from holdfast.transfer.streams import HEAD_BYTES, Head, receive, receive_chunk, set_blocking, unpack_head
 from holdfast.transfer.workers import Workers
@@ -51,6 +52,10 @@ _decoder: Final = msgspec.msgpack.Decoder(FromSource)
 _NO_SCRATCH: Final = np.empty(0, np.uint8)
 _DRAIN: Final = 1 << 16
 _LOOK_S: Final = 0.05
+_LEAST_S: Final = 0.01
+"""What a connection gets of a deadline that is all but over."""
+_CREDITS: Final = 4
+"""In so many parts the window is given back: while it is said, and heard, nobody moves bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +63,8 @@ class Settings:
     """How an endpoint moves bytes, and how long it waits."""
 
     streams: int = 2
-    window_bytes: int = 64 << 20
-    chunk_bytes: int = 8 << 20
+    window_bytes: int = 128 << 20
+    chunk_bytes: int = 16 << 20
     connect_s: float = 5.0
     first_byte_s: float = 30.0
     idle_s: float = 10.0
@@ -85,11 +90,19 @@ class _Question:
         self.event = threading.Event()
         self.heard = time.monotonic()
         self.found: Any = None
+        self.fds: list[int] = []
         self.error: HoldfastError | None = None
 
-    def answered(self, message: Any) -> None:
+    def answered(self, message: Any, fds: list[int]) -> None:
+        """Takes the descriptors."""
         self.found = message
+        self.fds, fds[:] = fds[:], []
         self.event.set()
+
+    def close(self) -> None:
+        """Let go of descriptors that nobody took."""
+        while self.fds:
+            os.close(self.fds.pop())
 
     def fail(self, error: HoldfastError) -> None:
         self.error = error
@@ -100,7 +113,11 @@ class _Question:
 class PeerLink:
     """Connections to one peer, shared by all plans and runs that use it."""
 
-    def __init__(self, host: Host, address: Address) -> None:
+    def __init__(self, host: Host, address: Address, patience: Patience) -> None:
+        """Blocks: until all connections stand, `connect_s` for each and `patience` for all at most.
+
+        Fails: PeerLostError, StalledError, HandshakeError; TransferCancelled, seen before each connection.
+        """
         self.peer = str(address)
         self.lost: str = ""
         self._host = host
@@ -111,12 +128,12 @@ class PeerLink:
         self._lock = threading.Lock()
         self._data: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        sock, greeted, local = self._dial(address)
+        sock, greeted, local = self._dial(address, patience)
         self.incarnation = greeted.incarnation
         self.number = greeted.link
         self._channel: Channel[FromSource] = Channel(sock, _decoder)
         try:
-            self.mover: Mover = self._mover(address, greeted, local)
+            self.mover: Mover = self._mover(address, greeted, local, patience)
         except BaseException:
             self._channel.close()
             for one in self._data:
@@ -133,37 +150,40 @@ class PeerLink:
 
     # ---- connecting
 
-    def _dial(self, address: Address) -> tuple[socket.socket, Greeted, bool]:
+    def _dial(self, address: Address, patience: Patience) -> tuple[socket.socket, Greeted, bool]:
         """A control connection: a local one if the peer is on this node and takes descriptors."""
-        sock, greeted = self._greeted(address, 0, address.incarnation)
+        sock, greeted = self._greeted(address, 0, address.incarnation, patience)
         me, allowed = self._host.identity, self._settings.transports
         here = "process" in allowed and self._host.served_here(greeted.incarnation, greeted.link) is not None
         if here or not greeted.local or not me.node or greeted.node != me.node or "memfd" not in allowed:
             return sock, greeted, False
         with contextlib.suppress(PeerLostError, StalledError):  # then over TCP
-            local, again = self._greeted(f"\0{greeted.local}", 0, greeted.incarnation)
+            local, again = self._greeted(f"\0{greeted.local}", 0, greeted.incarnation, patience)
             sock.close()
             return local, again, True
         return sock, greeted, False
 
-    def _greeted(self, address: Address | str, link: int, expects: str) -> tuple[socket.socket, Greeted]:
-        deadline = Deadline(self._settings.connect_s)
-        sock = dial(address, self._settings.connect_s)
+    def _greeted(
+        self, address: Address | str, link: int, expects: str, patience: Patience
+    ) -> tuple[socket.socket, Greeted]:
+        patience.check()
+        deadline = Deadline(max(_LEAST_S, min(self._settings.connect_s, patience.remaining())))
+        sock = dial(address, deadline.timeout_s)
         try:
-            remaining = max(0.1, deadline.remaining())
+            remaining = max(_LEAST_S, deadline.remaining())
             return sock, call(sock, self._host.identity, self.peer, link, expects, remaining)
         except BaseException:
             sock.close()
             raise
 
-    def _mover(self, address: Address, greeted: Greeted, local: bool) -> Mover:
+    def _mover(self, address: Address, greeted: Greeted, local: bool, patience: Patience) -> Mover:
         served = self._host.served_here(greeted.incarnation, greeted.link)
         if served is not None and "process" in self._settings.transports:
             return ProcessMover(self._host.workers, self._settings.streams, served)
         if local:
             return MemfdMover(self._host.workers, self._settings.streams, self._channel)
         for _ in range(self._settings.streams):
-            sock, _ = self._greeted(address, self.number, self.incarnation)
+            sock, _ = self._greeted(address, self.number, self.incarnation, patience)
             set_blocking(sock)
             self._data.append(sock)
         return TcpMover()
@@ -177,26 +197,54 @@ class PeerLink:
         Fails: PeerLostError, StalledError, TransferCancelled, and what the peer refuses it with.
         """
         question = _Question()
+        try:
+            return self._ask(question, make, patience, phase)
+        finally:
+            question.close()
+
+    def _ask(self, question: _Question, make: Callable[[int], object], patience: Patience, phase: str) -> Any:
         seq = self._expect(question)
         idle_s = self._settings.idle_s
         late = Deadline(patience.remaining() + idle_s / 2)
         try:
             self.say(make(seq))
-            while not question.event.wait(min(_LOOK_S, idle_s / 4)):
+            look_s, looked = min(_LOOK_S, idle_s / 4), time.monotonic()
+            while not question.event.wait(look_s):
                 patience.check()
+                now = time.monotonic()
+                if now - looked > look_s + LATE_S:
+                    question.heard = now  # we were stopped ourselves: the silence was ours
+                looked = now
                 silent = time.monotonic() - question.heard
+                if silent > idle_s:
+                    # What the connection still holds, perhaps half a frame, must not meet the next question.
+                    self.lose(f"no answer to {phase} (idle_s={idle_s:g})")
                 if silent > idle_s or late.expired():
                     raise StalledError(
                         f"{self.peer}: no answer to {phase}; silent for {silent:.1f} s",
                         hint="the peer is stopped, stuck or cut off",
                     )
         finally:
-            self._asked.pop(seq, None)
+            if self._answered(seq) is None:
+                question.event.wait(LATE_S)  # it is being answered just now, perhaps with descriptors
         if question.error is not None:
             raise question.error
         if isinstance(question.found, Refused):
             raise error_of(self.peer, question.found)
         return question.found
+
+    def borrow(self, make: Callable[[int], Run], patience: Patience) -> tuple[Loan, Bytes1D]:
+        """What the peer lends for a run, and where it lies here. Fails: as `ask` does; TransferError."""
+        question = _Question()
+        try:
+            loan = self._ask(question, make, patience, "run")
+            if isinstance(loan, Started):
+                raise NotLentError(f"{self.peer}: it knows of no loans, and sends")
+            if not isinstance(loan, Loan) or len(question.fds) != 1:
+                raise TransferError(f"{self.peer}: it lent nothing")
+            return loan, borrowed(question.fds.pop(), loan.nbytes)
+        finally:
+            question.close()
 
     def begin(self, leg: Leg, make: Callable[[int], Run]) -> None:
         """Ask for a run. Fails: PeerLostError."""
@@ -211,8 +259,7 @@ class PeerLink:
         """The run is over; tell the peer what became of it. Never fails."""
         with self._lock:
             found = self._legs.pop(leg.number, None)
-            for seq in [seq for seq, one in self._asked.items() if one is leg]:
-                del self._asked[seq]
+            self._asked.pop(leg.seq, None)
         if found is not None:
             self.tell(Done(leg.number, outcome))
 
@@ -223,6 +270,10 @@ class PeerLink:
                 raise self.lost_error()
             self._asked[seq] = asker
         return seq
+
+    def _answered(self, seq: int) -> _Question | Leg | None:
+        with self._lock:
+            return self._asked.pop(seq, None)
 
     def say(self, message: object, fds: tuple[int, ...] = ()) -> None:
         """Fails: PeerLostError."""
@@ -266,16 +317,16 @@ class PeerLink:
                     message, fds = self._channel.receive(timeout_s=3600.0)
                 except DeadlineError:
                     continue
+                self._handle(message, fds)
                 for fd in fds:
                     os.close(fd)
-                self._handle(message)
         except ConnectionLost as error:
             self.lose(error.message)
         except Exception as error:
             log.exception("the link to %s failed", self.peer)
             self.lose(f"the link failed: {error}")
 
-    def _handle(self, message: FromSource) -> None:
+    def _handle(self, message: FromSource, fds: list[int]) -> None:
         match message:
             case Ping():
                 self._alive(message.seq)
@@ -292,9 +343,9 @@ class PeerLink:
                 if leg is not None:
                     leg.failed(message.code, message.message)
             case _:
-                asker = self._asked.pop(message.seq, None)
+                asker = self._answered(message.seq)
                 if isinstance(asker, _Question):
-                    asker.answered(message)
+                    asker.answered(message, fds)
                 elif asker is not None and isinstance(message, Started | Refused):
                     asker.answered(message)
                     if isinstance(message, Started):
@@ -348,7 +399,8 @@ class PeerLink:
                 elif self.lost:
                     raise ConnectionLost(self.lost)
 
-            if not receive_chunk(sock, head, cut.blocks(leg.memories, scratch), moved):
+            blocks = cut.blocks(leg.memories, scratch, hashed=head.checked)
+            if not receive_chunk(sock, head, blocks, moved):
                 leg.damaged(head.chunk)
                 return scratch
             cut.scatter(scratch, leg.memories)
@@ -356,8 +408,9 @@ class PeerLink:
             done = (head.chunk,)
         finally:
             leg.leave(done)
-        if leg.route.nbytes > self._settings.window_bytes:
-            self.say(Credit(leg.number, head.nbytes))
+        window = self._settings.window_bytes
+        if leg.route.nbytes > window and (nbytes := leg.owed(head.nbytes, window // _CREDITS)):
+            self.say(Credit(leg.number, nbytes))
         return scratch
 
     def _drain(self, sock: socket.socket, head: Head) -> None:

@@ -9,11 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
-import numpy as np
-
 from holdfast import faults
-from holdfast.arrays import Adapter, Placement, decode_scalar
-from holdfast.arrays import dtype as dtype_of
+from holdfast.arrays import Placement, decode_scalar
 from holdfast.errors import (
     HoldfastError,
     MismatchError,
@@ -21,22 +18,23 @@ from holdfast.errors import (
     TransferError,
     VersionGoneError,
 )
+from holdfast.transfer.borrowing import Intake, Source, cast, landings
 from holdfast.transfer.buffers import BufferSet
 from holdfast.transfer.futures import Transfer, TransferResult
-from holdfast.transfer.legs import Leg
+from holdfast.transfer.legs import Leg, NotLentError
 from holdfast.transfer.manifest import Scalar
-from holdfast.transfer.messages import ABORTED, COMMITTED, Run
-from holdfast.transfer.patience import Patience
+from holdfast.transfer.messages import ABORTED, BORROWED, COMMITTED, Confirm, Confirmed, Done, Run
+from holdfast.transfer.patience import LATE_S, Patience
 from holdfast.transfer.pulling import PeerLink
-from holdfast.transfer.shards import ShardSink
 
 if TYPE_CHECKING:
     from holdfast.transfer.plan import Tie, TransferPlan
 
 log = logging.getLogger("holdfast.transfer")
 
-_LATE_S: Final = 1.0
 _RETRY_S: Final = 0.02
+LENT: Final = "lent"
+"""The transport of what was copied out of a peer's own memory."""
 
 
 @final
@@ -56,9 +54,12 @@ class Drive:
         self._wake = threading.Event()
         self._buffers: BufferSet | None = None
         self._legs: list[tuple[Leg, PeerLink]] = []
+        self._intake: Intake | None = None
         transfer.attach(self._progress, self._cancel)
 
     def _progress(self) -> tuple[int, int]:
+        if self._intake is not None:
+            return self._intake.done_bytes, self._plan.nbytes
         return sum(leg.done_bytes for leg, _ in self._legs), self._plan.nbytes
 
     def _cancel(self) -> None:
@@ -106,6 +107,11 @@ class Drive:
         plan = self._plan
         connects = plan.connect(self._deadline)
         version = self._version if self._version is not None else plan.common_version(self._deadline)
+        if plan.borrows and all(tie.open_link().mover.name == "memfd" for tie in plan.ties):
+            try:
+                return self._run_borrowed(version, connects)
+            except NotLentError:
+                plan.borrows = False
         made = plan.buffers.made
         self._buffers, given_up = plan.buffers.take()
         fresh = plan.buffers.made - made
@@ -115,8 +121,9 @@ class Drive:
             link = tie.open_link()
             leg = Leg(plan.host.next_run(), tie.route, self._buffers, self._wake, checked=self._checked)
             buffer = link.ready(tie.number, self._buffers)
+            leg.lent = (tie.number, buffer)
             self._legs.append((leg, link))
-            link.begin(leg, partial(self._asked, leg, tie, buffer, version))
+            link.begin(leg, partial(self._asked, leg.number, tie, buffer, version))
         faults.site("transfer.run")
         self._wait()
         found, tree = self._placed()
@@ -136,6 +143,54 @@ class Drive:
             {leg.peer: leg.route.nbytes for leg, _ in self._legs},
         )
 
+    def _run_borrowed(self, version: int, connects: int) -> TransferResult:
+        """Read the peers' memory instead of having it sent. Fails: NotLentError where it is not to be had."""
+        plan, outcome = self._plan, ABORTED
+        asked: list[tuple[PeerLink, int]] = []
+        try:
+            loans, sources = [], []
+            for tie in plan.ties:
+                asked.append((tie.open_link(), plan.host.next_run()))
+                link, number = asked[-1]
+                loan, memory = link.borrow(
+                    partial(self._asked, number, tie, BORROWED, version), self._deadline
+                )
+                if loan.run != number:
+                    raise TransferError(f"{link.peer}: it lent something for another run")
+                loans.append(loan)
+                sources.append(Source(tie.route, tie.manifest, loan, memory))
+                del memory
+            leaves = self._leaves([loan.scalars for loan in loans])
+            with Intake(plan, landings(plan.batches), sources) as self._intake:
+                faults.site("transfer.run")
+                self._intake.run(plan, leaves, self._deadline)
+                faults.site("transfer.borrowed")
+                for link, number in asked:
+                    answer = link.ask(partial(Confirm, run=number), self._deadline, "confirm")
+                    if not isinstance(answer, Confirmed):
+                        raise TransferError(f"{link.peer}: it did not confirm what it lent")
+            tree = plan.rebuild(leaves)
+            faults.site("transfer.commit")
+            plan.commit(loans[0].version, tree)
+            outcome = COMMITTED
+        except BaseException:
+            self._intake = None
+            raise
+        finally:
+            for link, number in asked:
+                link.tell(Done(number, outcome))
+        return TransferResult(
+            tree,
+            loans[0].version,
+            plan.nbytes,
+            time.monotonic() - self._began,
+            {tie.route.peer: LENT for tie in plan.ties},
+            self._checked,
+            0,
+            connects,
+            {tie.route.peer: tie.route.nbytes for tie in plan.ties},
+        )
+
     def _tell_committed(self) -> None:
         """Let the peers go. The version is in service: nothing that fails here makes the run a failure."""
         try:
@@ -147,10 +202,10 @@ class Drive:
         except Exception:
             log.exception("a peer was not told that its version is in service")
 
-    def _asked(self, leg: Leg, tie: Tie, buffer: int, version: int, seq: int) -> Run:
+    def _asked(self, run: int, tie: Tie, buffer: int, version: int, seq: int) -> Run:
         return Run(
             seq,
-            leg.number,
+            run,
             tie.number,
             tie.route.route.digest,
             version,
@@ -179,7 +234,7 @@ class Drive:
             timeout = self._time_left(asked)
             self._wake.wait(timeout)
             now = time.monotonic()
-            if now - asked > timeout + _LATE_S:
+            if now - asked > timeout + LATE_S:
                 # We were stopped ourselves: the silence was ours, not the peers'.
                 for leg, _ in self._legs:
                     leg.heard = now
@@ -243,34 +298,36 @@ class Drive:
     def _placed(self) -> tuple[int, Any]:
         """The version and its tree, made of the buffer without a copy where the framework can."""
         plan = self._plan
-        scalars = _agreed([leg.started.scalars for leg, _ in self._legs if leg.started is not None])
+        leaves = self._leaves([leg.started.scalars for leg, _ in self._legs if leg.started is not None])
         started = self._legs[0][0].started
         assert self._buffers is not None
         assert started is not None
         # From here on the buffer is free when the last array made of it is gone.
         buffers, self._buffers = self._buffers, None
-        root = buffers.root()
-        leaves = list(plan.template.flat.leaves)
-        batches: dict[int, tuple[Adapter, list[int], list[Placement]]] = {}
-        for one in plan.template.wanted:
-            if one.sink is None:
-                leaves[one.at] = decode_scalar(scalars[one.stored].type, scalars[one.stored].value)
-                continue
-            boxes = {box: root[start:stop] for box, start, stop in plan.boxes.get(one.name, ())}
-            if one.cast_from is not None:
-                wanted = dtype_of(one.sink.description.layout.dtype).numpy
-                stored = dtype_of(one.cast_from).numpy
-                boxes = {n: data.view(stored).astype(wanted).view(np.uint8) for n, data in boxes.items()}
-            if isinstance(one.sink, ShardSink):
-                leaves[one.at] = one.sink.placed(boxes)
-                continue
-            _, at, batch = batches.setdefault(id(one.adapter), (one.adapter, [], []))
-            at.append(one.at)
-            batch.append(Placement(one.sink, boxes, alias=True))
-        for adapter, at, batch in batches.values():
-            for index, leaf in zip(at, adapter.place(batch), strict=True):
+        root = plan.buffers.hand_out(buffers)
+        for adapter, at, sinks in plan.batches:
+            batch = []
+            for sink, extents, cast_from in sinks:
+                boxes = {box: root[start:stop] for box, start, stop in extents}
+                if cast_from is not None:
+                    boxes = cast(boxes, cast_from, sink.description.layout.dtype)
+                batch.append(Placement(sink, boxes, True))
+            if adapter is None:
+                made = [one.sink.placed(one.boxes) for one in batch]
+            else:
+                made = adapter.place(batch)
+            for index, leaf in zip(at, made, strict=True):
                 leaves[index] = leaf
         return started.version, plan.rebuild(leaves)
+
+    def _leaves(self, found: Sequence[tuple[Scalar, ...]]) -> list[Any]:
+        """The leaves of the template, with the scalars that the peers have. Fails: MismatchError."""
+        scalars = _agreed(found)
+        leaves = list(self._plan.template.flat.leaves)
+        for one in self._plan.template.wanted if scalars else ():
+            if one.sink is None:
+                leaves[one.at] = decode_scalar(scalars[one.stored].type, scalars[one.stored].value)
+        return leaves
 
     def _abort(self) -> None:
         """Tell the peers, and see whether the buffer can be used again."""

@@ -16,16 +16,19 @@ from holdfast import faults
 from holdfast.arrays import Bytes1D
 from holdfast.errors import TransferError
 from holdfast.transfer.buffers import adopted
-from holdfast.transfer.chunks import BLOCK, Copies, Cuts, copy, span_chunks
+from holdfast.transfer.chunks import BLOCK, Copies, Cuts, Memories, copy, span_chunks
 from holdfast.transfer.messages import (
     ABORTED,
+    BORROWED,
     IN_PROCESS,
     LIMIT,
     MISMATCH,
     MISUSE,
+    NOT_LENT,
     OVER_TCP,
     UNKNOWN_VERSION,
     Failed,
+    Loan,
     Ping,
     Prepare,
     Run,
@@ -71,7 +74,7 @@ class Line(Protocol):
     target: str
     feed: Feed[ServedRun]
 
-    def say(self, message: object) -> None: ...
+    def say(self, message: object, fds: tuple[int, ...] = ()) -> None: ...
 
     def check_open(self) -> None: ...
 
@@ -109,13 +112,15 @@ class ServedPlan:
         self.placed: Stream | None = None
         if asked.placed:
             self.placed = scattered(asked.segments, asked.placed, asked.chunk_bytes)
+            self.written = Cuts(self.placed, small=0)
+        self.read = Cuts(self.stream, small=0)
         self.buffers: dict[int, Bytes1D] = {}
         self.span_chunks = span_chunks(self.stream, streams)
         self.block_bytes = asked.chunk_bytes if asked.chunk_bytes % BLOCK else BLOCK
 
     @cached_property
     def blocks(self) -> Copies:
-        """What is copied into a lent buffer and hashed at once: the blocks of `cuts`."""
+        """What is copied into a lent buffer and hashed at once: the blocks of `read` and of `written`."""
         assert self.placed is not None
         return Copies(self.stream, self.placed, self.block_bytes)
 
@@ -171,7 +176,7 @@ class ServedRun:
         self._lock = threading.Lock()
         self._out = threading.Condition(self._lock)
         self._edition: Edition | None = None
-        self._memories: list[Bytes1D] | None = None
+        self._memories: Memories | None = None
         self._digests: list[bytes] = []
         self._inside = 0
         self._next = 0
@@ -192,18 +197,27 @@ class ServedRun:
                 f"version {edition.version} of {edition.name!r} has other arrays than the plan was made for",
                 "prepare a new plan",
             )
+        if asked.buffer == BORROWED and edition.lent is None:
+            raise Refusal(NOT_LENT, f"the memory of {edition.name!r} is not shared")
         memories = edition.read(self, self._link.target)
         if memories is None:
             raise Refusal(UNKNOWN_VERSION, f"version {edition.version} of {edition.name!r} is gone")
         with self._lock:
-            self._edition, self._memories = edition, memories
-            if asked.checked:
-                self._digests = edition.digests_of(self.plan.digest, self.num_chunks)
+            if not self.over:
+                self._edition, self._memories = edition, memories
+                if asked.checked:
+                    self._digests = edition.digests_of(self.plan.digest, self.num_chunks)
             over = self.over
         if over:
-            edition.left(self, self._link.target, ABORTED)
+            edition.ended(self._link.target, ABORTED)
+            edition.left(self)
+            if asked.buffer == BORROWED:  # its target asked, and has no run yet that could hear of its end
+                raise self._revoked(edition)
             return
         faults.site("transfer.run")
+        if asked.buffer == BORROWED:
+            self._lend(edition)
+            return
         self._link.say(Started(asked.seq, self.number, edition.version, edition.manifest.scalars))
         self._pinging = self._link.host.timers.after(self._link.ping_s(asked.ping_s), self._tick)
         if self.over:
@@ -212,9 +226,29 @@ class ServedRun:
             self._link.say(Sent(self.number))
         elif asked.buffer == OVER_TCP:
             self._link.feed.add(self.number, self)
+            if self.over:
+                self._link.feed.remove(self.number)
         elif asked.buffer != IN_PROCESS:
+            if self.plan.stream.nbytes <= BLOCK:
+                self._write()  # sooner done than handed to another thread
+                return
             for _ in range(min(self._link.host.streams, self.num_chunks)):
                 self._link.host.workers.submit(self._write)
+
+    def _lend(self, edition: Edition) -> None:
+        """Have the target read the memory itself; it asks at the end whether it was there all the time."""
+        # Within the run: the descriptor goes with the version, and its number may then be anything.
+        with self.reading(0) as memories:
+            if memories is None or edition.lent is None:
+                raise self._revoked(edition)
+            version, scalars = edition.version, edition.manifest.scalars
+            nbytes, offsets = edition.lent.nbytes, edition.lent.offsets
+            loan = Loan(self._asked.seq, self.number, version, scalars, nbytes, offsets)
+            self._link.say(loan, (edition.lent.fd,))
+            del memories
+
+    def _revoked(self, edition: Edition) -> Refusal:
+        return Refusal(UNKNOWN_VERSION, f"version {edition.version} of {edition.name!r} was revoked")
 
     def _tick(self) -> float | None:
         if self.over:
@@ -225,7 +259,7 @@ class ServedRun:
 
     # ---- reading
 
-    def enter(self) -> list[Bytes1D] | None:
+    def enter(self) -> Memories | None:
         """The memory, until `leave`; None once the run is over."""
         with self._lock:
             if self.over or self._memories is None:
@@ -235,12 +269,17 @@ class ServedRun:
 
     def leave(self, chunks: int) -> None:
         """`chunks` more are sent."""
+        edition = None
         with self._lock:
             self._inside -= 1
             if not self._inside:
                 self._out.notify_all()
+                if self.over:
+                    edition, self._edition = self._edition, None
             self._left -= chunks
             last = not self._left if not self.over else not self._inside
+        if edition is not None:
+            edition.left(self)
         if last:
             self._link.say(Sent(self.number))
 
@@ -256,10 +295,12 @@ class ServedRun:
                 scratch = np.empty(cut.scratch_bytes, np.uint8)
             cut.gather(memories, scratch)
             head = Head(chunk, self.number, cut.nbytes, self._asked.checked)
-            views, known = cut.blocks(memories, scratch), self._digests
-            found = send_chunk(sock, head, views, self._link.check_open, known[chunk] if known else b"")
-            if known:
-                known[chunk] = found
+            digests = self._digests
+            known = digests[chunk] if digests else b""
+            blocks = cut.blocks(memories, scratch, hashed=head.checked and not known)
+            found = send_chunk(sock, head, blocks, self._link.check_open, known)
+            if digests:
+                digests[chunk] = found
             faults.site("transfer.chunk.sent")
             sent = 1
         finally:
@@ -286,9 +327,8 @@ class ServedRun:
             with self.reading(count) as memories:
                 if memories is None:
                     return
-                for place, move in self.plan.spans[first // size]:
-                    copy(move, memories[place], buffer)
-                self._link.say(Wrote(self.number, first, count, b""))
+                self.plan.spans.make(first // size, memories, buffer)
+                self._link.say(Wrote(self.number, first, count))
                 faults.site("transfer.chunk.sent")
                 del memories
 
@@ -298,36 +338,52 @@ class ServedRun:
             with self.reading(1) as memories:
                 if memories is None:
                     return
-                scratch = self._write_chunk(chunk, memories, buffer, scratch)
-                self._link.say(Wrote(self.number, chunk, 1, self._digests[chunk]))
+                found, scratch = self._write_chunk(chunk, memories, buffer, scratch)
+                self._link.say(Wrote(self.number, chunk, 1, self._digests[chunk], found))
                 faults.site("transfer.chunk.sent")
                 del memories
 
-    def _write_chunk(self, chunk: int, memories: list[Bytes1D], buffer: Bytes1D, scratch: Bytes1D) -> Bytes1D:
-        """Copy a chunk, and hash it while the cache has it, unless that was done; returns the scratch."""
-        per_chunk = self.plan.stream.chunk_bytes // self.plan.block_bytes
-        copies, first = self.plan.blocks, chunk * per_chunk
-        if self._digests[chunk]:
-            for number in range(first, min(first + per_chunk, len(copies))):
-                for place, move in copies[number]:
-                    copy(move, memories[place], buffer)
-            return scratch
-        cut = self.plan.cuts[chunk]
-        if cut.scratch_bytes > scratch.size:
-            scratch = np.empty(cut.scratch_bytes, np.uint8)
-        cut.gather(memories, scratch)
+    def _write_chunk(
+        self, chunk: int, memories: Memories, buffer: Bytes1D, scratch: Bytes1D
+    ) -> tuple[bytes, Bytes1D]:
+        """Copy a chunk; the digest of what the buffer has then, and the scratch.
+
+        Block by block, while the cache of the core that copied has it: the target's core would have to fetch
+        every byte once more, at the price of the copy itself. If no digest of the chunk is known yet, this
+        becomes it, so both sides are compared first; what is not the same has none.
+        """
+        plan, known = self.plan, self._digests[chunk]
+        ours, theirs = plan.read[chunk], plan.written[chunk]
+        per_chunk = plan.stream.chunk_bytes // plan.block_bytes
+        first, last = chunk * per_chunk, min((chunk + 1) * per_chunk, len(plan.blocks))
+        strided = max(ours.scratch_bytes, theirs.scratch_bytes)
+        if strided or plan.block_bytes != BLOCK:
+            if strided > scratch.size:
+                scratch = np.empty(strided, np.uint8)
+            for number in range(first, last):
+                self._copy_block(number, memories, buffer)
+            self._digests[chunk] = known or ours.digest(memories, scratch)
+            return theirs.digest([buffer], scratch), scratch
+        groups = plan.blocks.groups(range(first, last))
+        copies = groups.between(memories, buffer)
         hasher = xxhash.xxh3_128()
-        for at, views in enumerate(cut.blocks(memories, scratch)):
-            for view in views:
+        begin, same = 0, True
+        for end, written in zip(groups.ends, theirs.blocks([buffer], scratch), strict=True):
+            copies.copy(begin, end)
+            same = same and (bool(known) or copies.same(begin, end))
+            for view in written:
                 hasher.update(view)
-            if at < per_chunk:
-                for place, move in copies[first + at]:
-                    copy(move, memories[place], buffer)
-        self._digests[chunk] = hasher.digest()
-        return scratch
+            begin = end
+        found = hasher.digest()
+        self._digests[chunk] = known or (found if same else ours.digest(memories, scratch))
+        return found if same else b"", scratch
+
+    def _copy_block(self, number: int, memories: list[Bytes1D], buffer: Bytes1D) -> None:
+        for place, move in self.plan.blocks[number]:
+            copy(move, memories[place], buffer)
 
     @contextlib.contextmanager
-    def reading(self, chunks: int) -> Iterator[list[Bytes1D] | None]:
+    def reading(self, chunks: int) -> Iterator[Memories | None]:
         """A stretch in which the memory is read and so many chunks are sent; None once the run is over."""
         memories = self.enter()
         done = 0
@@ -348,12 +404,15 @@ class ServedRun:
     # ---- the end
 
     def finish(self, outcome: str) -> None:
-        """The run is over; its hold on the version ends. Any number of times."""
+        """The run is over; it lets go of the version once nobody is within a chunk. Any number of times."""
         with self._lock:
-            edition, self._edition = self._edition, None
-            self._memories = None
+            if self.over:
+                return
             self.over = True
-            quiet = not self._inside and self._left
+            edition, self._memories = self._edition, None
+            quiet, left = not self._inside, self._left
+            if quiet:
+                self._edition = None
             wait, self.wait = self.wait, None
         self._link.feed.remove(self.number)
         if self._pinging is not None:
@@ -362,15 +421,19 @@ class ServedRun:
         if wait is not None:
             wait.end()
         if edition is not None:
-            edition.left(self, self._link.target, outcome)
-            if quiet and outcome == ABORTED and self._asked.buffer >= 0:
-                self._link.say(Sent(self.number))
+            edition.ended(self._link.target, outcome)
+            if quiet:
+                edition.left(self)
+                if left and outcome == ABORTED and self._asked.buffer >= 0:
+                    self._link.say(Sent(self.number))
 
     def cut_off(self, reason: str) -> None:
-        self._link.say(Failed(self.number, UNKNOWN_VERSION, reason))
-        self.finish(ABORTED)
+        if self.over:
+            return
         # A target that reads nothing would hold the memory in a half-sent chunk.
         self._link.host.timers.after(_GRACE_S, self._loosen)
+        self.finish(ABORTED)
+        self._link.say(Failed(self.number, UNKNOWN_VERSION, reason))
 
     def await_out(self, timeout_s: float) -> None:
         """Return once no thread reads the memory; a target that holds one up for so long loses its link."""

@@ -25,6 +25,8 @@ from holdfast.transfer.messages import (
     MISUSE,
     UNKNOWN,
     UNKNOWN_VERSION,
+    Confirm,
+    Confirmed,
     Credit,
     Describe,
     Described,
@@ -196,10 +198,10 @@ class TargetLink:
     def ping_s(self, asked: float) -> float:
         return max(_MIN_PING_S, asked)
 
-    def say(self, message: object) -> None:
+    def say(self, message: object, fds: tuple[int, ...] = ()) -> None:
         """Tell the target; if that is not possible, the link is over."""
         try:
-            self._channel.send(message)
+            self._channel.send(message, fds)
         except HoldfastError as error:
             self.close(error.message)
 
@@ -224,6 +226,8 @@ class TargetLink:
                 run = self._runs.pop(message.run, None)
                 if run is not None:
                     run.finish(COMMITTED if message.outcome == COMMITTED else ABORTED)
+            case Confirm():
+                self._confirm(message)
             case Describe():
                 _Wait(self, message, message.name, lambda found: self._describe(message, found)).attempt()
             case Prepare():
@@ -264,6 +268,14 @@ class TargetLink:
         except TransferError as error:
             self.close(error.message)
 
+    def _confirm(self, asked: Confirm) -> None:
+        """Nobody writes the memory of a run that is not over."""
+        run = self._runs.get(asked.run)
+        if run is None or run.over:
+            self.refuse(asked.seq, Refusal(UNKNOWN_VERSION, "the version was revoked while it was read"))
+        else:
+            self.say(Confirmed(asked.seq))
+
     def _forget(self, asked: Forget) -> None:
         if asked.buffer < 0:
             self._plans.pop(asked.plan, None)
@@ -283,8 +295,11 @@ class TargetLink:
             self.refuse(asked.seq, error)
             return
         run = ServedRun(self, asked, plan)
-        self._runs[asked.run] = run
         wait = run.wait = _Wait(self, asked, plan.name, run.begin)
+        with self._lock:
+            if self._closed:
+                return  # nobody would ever end it
+            self._runs[asked.run] = run
         wait.attempt()
 
     def close(self, reason: str) -> None:
@@ -293,14 +308,14 @@ class TargetLink:
             if self._closed:
                 return
             self._closed = reason or "closed"
-            data = list(self._data)
+            data, runs = list(self._data), list(self._runs.values())
+            self._runs.clear()
         self.feed.close()
         self._channel.shutdown()
         for sock in data:
             _shut(sock)
-        for run in list(self._runs.values()):
+        for run in runs:
             run.finish(UNKNOWN)
-        self._runs.clear()
         self._plans.clear()
 
 

@@ -65,23 +65,25 @@ def send_chunk(
     idle: Callable[[], None],
     known: bytes = b"",
 ) -> bytes:
-    """Send a chunk, each block hashed just before the kernel copies it; the digest, `known` if given.
+    """Send a chunk, each block hashed just after the kernel copied it; the digest, `known` if given.
 
+    After, not before: the copy reads ahead through memory, and leaves the block in the cache for the hash.
     Fails: OSError.
     """
-    lead: list[Any] = [pack_head(head)]
+    lead: Views = [pack_head(head)]
     if not head.checked or known:
         tail = [known] if head.checked else []
-        send(sock, lead + [view for block in blocks for view in block] + tail, idle)
+        send(sock, [*lead, *(view for block in blocks for view in block), *tail], idle)
         return known
     hasher = xxhash.xxh3_128()
+    update = hasher.update
     for block in blocks[:-1]:
-        for view in block:
-            hasher.update(view)
-        send(sock, lead + block, idle)
+        send(sock, [*lead, *block] if lead else block, idle)
         lead = []
+        for view in block:
+            update(view)
     for view in blocks[-1]:
-        hasher.update(view)
+        update(view)
     found = hasher.digest()
     send(sock, [*lead, *blocks[-1], found], idle)
     return found
@@ -95,47 +97,57 @@ def receive_chunk(
     Fails: OSError, ConnectionLost.
     """
     if not head.checked:
-        receive(sock, [view for block in blocks for view in block], moved)
+        for block in blocks:
+            receive(sock, block, moved)
         return True
     hasher = xxhash.xxh3_128()
+    update = hasher.update
     sent = bytearray(DIGEST_BYTES)
     for block in blocks[:-1]:
         receive(sock, block, moved)
         for view in block:
-            hasher.update(view)
+            update(view)
     receive(sock, [*blocks[-1], memoryview(sent)], moved)
     for view in blocks[-1]:
-        hasher.update(view)
+        update(view)
     return hasher.digest() == sent
 
 
-def send(sock: socket.socket, views: Sequence[Any], idle: Callable[[], None]) -> None:
+def send(sock: socket.socket, views: Views, idle: Callable[[], None]) -> None:
     """Send all views, one after the other.
 
     Blocks: until the peer took them; calls `idle` each time nothing moved for TICK_S, which ends it by
     raising. Fails: OSError.
     """
-    rest = list(views)
+    rest = views
     while rest:
         try:
-            sent = sock.sendmsg(rest[:_MAX_VIEWS])
+            if len(rest) == 1:
+                sent = sock.send(rest[0])
+                if sent == len(rest[0]):
+                    return
+            else:
+                sent = sock.sendmsg(rest[:_MAX_VIEWS])
         except BlockingIOError:
             idle()
             continue
         rest = _after(rest, sent)
 
 
-def receive(sock: socket.socket, views: Sequence[Any], moved: Callable[[int], None]) -> None:
+def receive(sock: socket.socket, views: Views, moved: Callable[[int], None]) -> None:
     """Fill all views, one after the other.
 
     Blocks: until they are full; calls `moved` with the bytes of each step, 0 when nothing came for TICK_S. It
     ends the call by raising. Fails: OSError, ConnectionLost at the end of the stream.
     """
-    rest = list(views)
+    rest = views
     while rest:
         try:
             if len(rest) == 1:
                 got = sock.recv_into(rest[0], 0, _WHOLE)
+                if got == len(rest[0]):
+                    moved(got)
+                    return
             else:
                 got = sock.recvmsg_into(rest[:_MAX_VIEWS], 0, _WHOLE)[0]
         except BlockingIOError:

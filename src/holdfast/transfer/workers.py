@@ -22,13 +22,13 @@ class Workers:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
         self._threads: set[threading.Thread] = set()
         self._closed = False
 
-    def submit(self, job: Callable[[], None]) -> bool:
+    def submit(self, job: Callable[[], object]) -> bool:
         """Run it; False if closed."""
         with self._lock:
             if self._closed:

@@ -1,0 +1,256 @@
+"""What a checked run notices where both ends share memory, and what flow control says: in one process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.arrays import Bytes1D, Move
+from holdfast.arrays.copying import Batch
+from holdfast.errors import IntegrityError, TransferError
+from holdfast.transfer import Endpoint, Shard, TransferPlan, movers, pulling, served
+from holdfast.transfer.buffers import BufferSet
+from holdfast.transfer.chunks import BLOCK, Cuts, copy
+from holdfast.transfer.legs import Leg
+from holdfast.transfer.messages import Credit, Wrote
+from holdfast.transfer.pulling import PeerLink
+from holdfast.transfer.route import Stream, Stretch
+from holdfast.transfer.serving import TargetLink
+
+ROWS, COLUMNS = 4, 2 * BLOCK // 8  # of 8 bytes: a row is two blocks
+WHOLE = np.arange(ROWS * COLUMNS, dtype=np.float64).reshape(ROWS, COLUMNS)
+TEMPLATES: dict[str, Any] = {
+    "contiguous": np.zeros_like(WHOLE),
+    "strided": Shard(np.zeros((ROWS, COLUMNS - 8)), WHOLE.shape, (0, 8)),
+}
+WANTED = {"contiguous": WHOLE, "strided": WHOLE[:, 8:]}
+
+Scene = tuple[Endpoint, np.ndarray[Any, Any], Callable[[], TransferPlan]]
+
+
+@pytest.fixture(params=TEMPLATES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def scene(kind: str) -> Iterator[Scene]:
+    """A source, what it publishes, and what makes a plan of another target, over shared memory."""
+    with Endpoint(transports=("memfd",)) as source:
+        targets: list[Endpoint] = []
+        array = WHOLE.copy()
+        source.publish("w", {"w": array}, 1)
+
+        def plan() -> TransferPlan:
+            targets.append(Endpoint(transports=("memfd",), chunk_bytes=4 * BLOCK))
+            return targets[-1].prepare(source.address, "w", into={"w": TEMPLATES[kind]})
+
+        yield source, array, plan
+        for target in targets:
+            target.close()
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["digests known", "a new version"])
+@pytest.mark.parametrize("at", [0, 3, -1])
+def test_a_copy_that_goes_wrong_is_noticed(
+    scene: Scene, kind: str, at: int, fresh: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, array, plan_of = scene
+    plan = plan_of()
+    for _ in range(2):  # of two buffers, both are known to the target afterwards
+        assert np.array_equal(plan.run().result(20).tree["w"], WANTED[kind])
+    if fresh:
+        source.publish("w", {"w": array}, 2)
+    calls = 0
+    total = 2 * ROWS if kind == "contiguous" else 2  # blocks; or chunks, for the last is no whole one
+
+    def damaged(last: Callable[[], Bytes1D]) -> None:
+        nonlocal calls
+        if calls == at % total:
+            last()[-1] ^= 1
+        calls += 1
+
+    def damaging(move: Move, source: Bytes1D, target: Bytes1D) -> None:
+        copy(move, source, target)
+        damaged(lambda: target[: move.target + move.run])
+
+    copy_group = Batch.copy
+
+    def damaging_group(batch: Batch, begin: int, end: int) -> None:
+        copy_group(batch, begin, end)
+        offsets, _, sizes = (int(column[end - 1]) for column in batch.columns)
+        memory = (ctypes.c_uint8 * sizes).from_address(batch.target + offsets)
+        damaged(lambda: np.frombuffer(memoryview(memory), np.uint8))
+
+    monkeypatch.setattr(served, "copy", damaging)
+    monkeypatch.setattr(Batch, "copy", damaging_group)
+    with pytest.raises(IntegrityError, match="arrived damaged; it holds w"):
+        plan.run().result(20)
+    assert calls > at % total
+    assert plan.current is not None
+    assert np.array_equal(plan.current[1]["w"], WANTED[kind]), "what was in service stays"
+    monkeypatch.undo()
+    assert np.array_equal(plan.run().result(20).tree["w"], WANTED[kind])
+
+
+def test_a_source_that_writes_elsewhere_is_noticed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads back what it wrote, and finds it right: only the target can know."""
+
+    def other(fd: int, nbytes: int) -> Bytes1D:
+        os.close(fd)
+        return np.zeros(nbytes, np.uint8)
+
+    monkeypatch.setattr(served, "adopted", other)
+    with pytest.raises(IntegrityError, match="arrived damaged; it holds w"):
+        scene[2]().run().result(20)
+
+
+@pytest.mark.parametrize("kind", ["contiguous"], indirect=True)
+def test_the_target_hashes_the_first_run_into_a_buffer(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    add = movers._Proof.add
+
+    def counting(proof: movers._Proof, chunk: int, expected: bytes) -> None:
+        hashed.append(chunk)
+        add(proof, chunk, expected)
+
+    monkeypatch.setattr(movers._Proof, "add", counting)
+    plan = scene[2]()
+    plan.run(checked=False).result(20)
+    assert not hashed, "who asks for no check gets none"
+    counts = []
+    for _ in range(4):
+        plan.run().result(20)
+        counts.append(len(hashed))
+    assert counts == [2, 4, 4, 4], "two chunks; two buffers, in turns"
+
+
+def test_a_chunk_that_comes_twice_fails_the_run(scene: Scene, kind: str) -> None:
+    plan = scene[2]()
+    tie = plan.ties[0]
+    buffers = BufferSet(0, tie.route.nbytes)
+    buffers.close()
+    leg = Leg(1, tie.route, buffers, threading.Event(), checked=True)
+    with leg.writing((0,)) as first:
+        assert first
+    with leg.writing((0,)) as again:
+        assert not again
+    assert isinstance(leg.error, TransferError)
+    assert "chunk 0 was not asked for, or came before" in leg.error.message
+    assert not leg.complete
+    assert leg.close(), "nobody is inside"
+
+
+@pytest.mark.parametrize("kind", ["contiguous"], indirect=True)
+def test_a_target_that_was_stopped_itself_blames_nobody(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it asks, its clock jumps by more than a silence that would be the source's."""
+    jumped = 0.0
+
+    class Jumping(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal jumped
+            if not jumped:
+                jumped = 1000.0
+                return False
+            return super().wait(timeout)
+
+    class Question(pulling._Question):
+        def __init__(self) -> None:
+            super().__init__()
+            self.event = Jumping()
+
+    now = time.monotonic
+    monkeypatch.setattr(pulling, "_Question", Question)
+    monkeypatch.setattr(pulling, "time", SimpleNamespace(monotonic=lambda: now() + jumped))
+    plan = scene[2]()  # it asks what there is
+    assert jumped
+    monkeypatch.undo()
+    assert plan.run().result(20).version == 1
+
+
+def test_an_array_that_changes_between_two_readers_is_noticed(scene: Scene, kind: str) -> None:
+    source, array, plan = scene
+    plan().run().result(20)
+    array[ROWS // 2, COLUMNS // 2] += 1
+    second = plan()
+    with pytest.raises(IntegrityError, match="while it was published"):
+        second.run().result(20)
+    source.publish("w", {"w": array}, 2)
+    assert second.run().result(20).tree["w"].sum() == WANTED[kind].sum() + 1
+
+
+@pytest.mark.parametrize("kind", ["contiguous"], indirect=True)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda one: Wrote(one.run, one.chunk, one.count),
+        lambda one: Wrote(one.run, one.chunk, one.count, one.digest),
+        lambda one: Wrote(one.run, one.chunk, one.count, one.digest, one.digest[:-1] + b"?"),
+        lambda one: Wrote(one.run, one.chunk, one.count, b"", b""),
+    ],
+    ids=["no digest", "not read back", "read back wrong", "empty"],
+)
+def test_nothing_read_back_is_no_proof(
+    scene: Scene,
+    spoil: Callable[[Wrote], Wrote],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plan = scene[2]()
+    say = TargetLink.say
+
+    def spoiling(link: TargetLink, message: object) -> None:
+        say(link, spoil(message) if isinstance(message, Wrote) else message)
+
+    monkeypatch.setattr(TargetLink, "say", spoiling)
+    with pytest.raises(IntegrityError, match="arrived damaged"):
+        plan.run().result(20)
+    assert plan.current is None
+    assert "failed" not in caplog.text, "the link is not to blame"
+    assert plan.run(checked=False).result(20).version == 1, "who asks for no check gets none"
+
+
+def test_pieces_are_hashed_alike_with_scratch_and_without() -> None:
+    memory = np.random.default_rng(0).integers(0, 255, 1 << 20, dtype=np.uint8)
+    starts = [(7, 100), (200_000, 300_000), (600, 10), (610, 5), (700_000, 20_000)]
+    stretches, at = [], 0
+    for start, size in starts:
+        stretches.append(Stretch(0, Move(at, start, size)))
+        at += size
+    stretches.append(Stretch(0, Move(at, 800_000, 64, ((50, 64, 1000),))))
+    stream = Stream(stretches, 1 << 18)
+    scratch = np.empty(1 << 18, np.uint8)
+    for chunk in range(stream.num_chunks):
+        through, direct = Cuts(stream)[chunk], Cuts(stream, small=0)[chunk]
+        assert through.digest([memory], scratch) == direct.digest([memory], scratch)
+    assert Cuts(stream, small=0)[0].scratch_bytes == 0
+
+
+def test_credit_is_given_in_a_few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every one wakes the source: a chunk is not worth that."""
+    given: list[int] = []
+    say = PeerLink.say
+
+    def counting(link: PeerLink, message: object, fds: tuple[int, ...] = ()) -> None:
+        if isinstance(message, Credit):
+            given.append(message.nbytes)
+        say(link, message, fds)
+
+    monkeypatch.setattr(PeerLink, "say", counting)
+    window, chunk, size = 1 << 20, 1 << 16, 8 << 20
+    with Endpoint(transports=("tcp",)) as source:
+        source.publish("w", {"w": np.zeros(size, np.uint8)}, 1)
+        with Endpoint(transports=("tcp",), window_bytes=window, chunk_bytes=chunk) as target:
+            target.prepare(source.address, "w").run().result(20)
+    assert size - window // 4 < sum(given) <= size
+    assert all(window // 4 <= nbytes < window // 2 for nbytes in given), given
