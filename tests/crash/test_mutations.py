@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.storage import LocalStore, PartWriter
+from holdfast.storage import LocalStore
+from holdfast.storage.local import LocalPartWriter
 from holdfast.testing import (
     ForgetfulFiles,
     RecordingFiles,
@@ -63,15 +64,15 @@ def found(scenario: Scenario, tmp_path: Path) -> Tally:
 def test_a_manifest_before_the_part_is_synced_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync, close = PartWriter.sync, PartWriter.close
+    sync, close = LocalPartWriter.sync, LocalPartWriter.close
 
-    def late(writer: PartWriter) -> None:
+    def late(writer: LocalPartWriter) -> None:
         if writer._fd >= 0:
             sync(writer)
         close(writer)
 
-    monkeypatch.setattr(PartWriter, "sync", lambda writer: None)
-    monkeypatch.setattr(PartWriter, "close", late)
+    monkeypatch.setattr(LocalPartWriter, "sync", lambda writer: None)
+    monkeypatch.setattr(LocalPartWriter, "close", late)
     assert found(second_save, tmp_path).bad
 
 
@@ -81,7 +82,7 @@ def test_removing_the_old_parts_before_the_new_manifest_is_found(
     create = Commit._create
 
     def early(commit: Commit, *args: Any) -> None:
-        commit._remove_replaced()
+        commit._remove_replaced(args[1])
         create(commit, *args)
 
     monkeypatch.setattr(Commit, "_create", early)
@@ -89,12 +90,13 @@ def test_removing_the_old_parts_before_the_new_manifest_is_found(
 
 
 def test_a_manifest_written_in_place_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_place(store: LocalStore, *names: str, data: bytes) -> None:
+    def in_place(store: LocalStore, *names: str, data: bytes, expected: None = None) -> bool:
         with store.files.opened(store.files.create(store.path(*names))) as fd:
             store.files.reserve(fd, len(data))
             store.files.write_at(fd, data, 0)
             store.files.sync(fd)
         store.sync_folder(*names[:-1])
+        return True
 
     monkeypatch.setattr(LocalStore, "replace", in_place)
     assert found(overwriting, tmp_path).bad

@@ -34,7 +34,13 @@ class LaunchProcess:
         lane_s: float = 0.0,
         fault: str = "",
         script: Path = TRAINER,
+        to: int | None = None,
+        brake: int | None = None,
     ) -> None:
+        """Start it. Its output goes to the file `output`, or to the descriptor `to`.
+
+        From step `brake` on it is slow, until `release`.
+        """
         self.root = root
         self.folder = root / "runs" / "demo"
         self.output = root / "launch.out"
@@ -42,8 +48,19 @@ class LaunchProcess:
         command += [*options, str(script), str(until), str(lane_s), *([fault] if fault else [])]
         with open(self.output, "ab") as file:
             self.process = subprocess.Popen(
-                command, cwd=root, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                command,
+                cwd=root,
+                stdin=subprocess.DEVNULL,
+                stdout=to or file,
+                stderr=to or file,
+                start_new_session=True,
+                env={**os.environ, **({} if brake is None else {"TRAINER_BRAKE": str(brake)})},
             )
+
+    def release(self) -> None:
+        """Let a run that was slowed down go on; it has not come to its end meanwhile."""
+        assert self.process.poll() is None, f"the launch has ended:\n{self.said()[-3000:]}"
+        (self.folder / "go").touch()
 
     def ended(self, timeout_s: float = TIMEOUT_S) -> int:
         """Wait for the end of the launch; its exit code."""

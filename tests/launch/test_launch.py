@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.journal import WorkerExited
+from holdfast import faults
+from holdfast.journal import PartRestarted, SaveDurable, WorkerExited
 from holdfast.supervise.status import RunStatus
 from tests.launch.launch_process import TIMEOUT_S, LaunchProcess, active, alone
 
@@ -54,14 +56,17 @@ def test_an_undisturbed_run_ends_well_and_leaves_nothing(
         assert (status["state"], status["code"], status["live"]) == ("ended", 0, False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, pytest.param(signal.SIGSEGV, marks=full)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, *(pytest.param(one, marks=full) for one in (signal.SIGSTOP, signal.SIGSEGV))]
+)
 def test_a_worker_is_lost(number: int, tmp_path: Path, undisturbed: str) -> None:
-    with LaunchProcess(tmp_path, "--replicas", "2", "--parked", "1", lane_s=0.02) as launch:
+    with LaunchProcess(tmp_path, "--replicas", "2", "--parked", "1", brake=5) as launch:
         before = launch.training(2, 5)
         victim = active(before)[1]
         os.kill(victim.pid, number)
         replaced = launch.status(lambda one: new_worker(one, victim.replica, victim.worker))
         assert replaced.step > before.step - 2
+        launch.release()
         assert launch.ended() == 0
         assert launch.finals() == {undisturbed}
         ends = [one for one in launch.events() if isinstance(one, WorkerExited)]
@@ -69,14 +74,9 @@ def test_a_worker_is_lost(number: int, tmp_path: Path, undisturbed: str) -> None
         assert launch.living() == []
 
 
+@full
 @pytest.mark.parametrize(
-    ("fault", "cause"),
-    [
-        ("gil", "hung"),
-        pytest.param("spin", "hung", marks=full),
-        ("raise", "crashed"),
-        pytest.param("exit", "crashed", marks=full),
-    ],
+    ("fault", "cause"), [("gil", "hung"), ("spin", "hung"), ("raise", "crashed"), ("exit", "crashed")]
 )
 def test_a_worker_goes_wrong_by_itself(fault: str, cause: str, tmp_path: Path, undisturbed: str) -> None:
     with LaunchProcess(tmp_path, "--replicas", "2", "--step-s", "2", lane_s=0.005, fault=fault) as launch:
@@ -95,7 +95,7 @@ def test_a_worker_goes_wrong_by_itself(fault: str, cause: str, tmp_path: Path, u
 @pytest.mark.full
 def test_all_workers_of_a_replica_are_replaced_together(tmp_path: Path, undisturbed: str) -> None:
     options = ("--replicas", "2", "--workers-per-replica", "2", "--parked", "2")
-    with LaunchProcess(tmp_path, *options, lane_s=0.04) as launch:
+    with LaunchProcess(tmp_path, *options, brake=5) as launch:
         before = launch.training(4, 5)
         victims = [seat for seat in active(before) if seat.replica == 1]
         os.kill(victims[0].pid, signal.SIGKILL)
@@ -103,6 +103,7 @@ def test_all_workers_of_a_replica_are_replaced_together(tmp_path: Path, undistur
         launch.status(
             lambda one: sum(seat.replica == 1 and seat.worker not in old for seat in active(one)) == 2
         )
+        launch.release()
         assert launch.ended() == 0
         assert launch.finals() == {undisturbed}
         ends = [one for one in launch.events() if isinstance(one, WorkerExited)]
@@ -117,9 +118,10 @@ def new_worker(status: RunStatus, replica: int, old: int) -> bool:
     return any(seat.replica == replica and seat.worker != old for seat in active(status))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=full)])
+@full
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_agent_is_lost(number: int, tmp_path: Path, undisturbed: str) -> None:
-    with LaunchProcess(tmp_path, "--replicas", "2", lane_s=0.02) as launch:
+    with LaunchProcess(tmp_path, "--replicas", "2", brake=12) as launch:
         launch.training(2, 12)
         parts = launch.pids("coordinator") + launch.pids("vault")
         (agent,) = launch.agents()
@@ -127,6 +129,7 @@ def test_the_agent_is_lost(number: int, tmp_path: Path, undisturbed: str) -> Non
         launch.status(lambda one: bool(one.failures))
         launch.training(2, 15)
         assert launch.pids("coordinator") + launch.pids("vault") == parts
+        launch.release()
         assert launch.ended() == 0
         assert launch.finals() == {undisturbed}
         assert launch.living() == []
@@ -134,11 +137,12 @@ def test_the_agent_is_lost(number: int, tmp_path: Path, undisturbed: str) -> Non
 
 @pytest.mark.full
 def test_a_node_goes_away_with_notice_and_its_seat_moves(tmp_path: Path, undisturbed: str) -> None:
-    with LaunchProcess(tmp_path, "--replicas", "2", "--nodes", "2", lane_s=0.03) as launch:
+    with LaunchProcess(tmp_path, "--replicas", "2", "--nodes", "2", brake=5) as launch:
         before = launch.training(2, 5)
         assert {seat.node for seat in active(before)} == {0, 1}
         os.kill(launch.agent(1), signal.SIGTERM)
         launch.status(lambda one: [seat.node for seat in active(one)] == [0, 0])
+        launch.release()
         assert launch.ended() == 0
         assert launch.finals() == {undisturbed}
         ends = [one for one in launch.events() if isinstance(one, WorkerExited)]
@@ -148,37 +152,37 @@ def test_a_node_goes_away_with_notice_and_its_seat_moves(tmp_path: Path, undistu
 
 @pytest.mark.full
 def test_a_node_is_lost_with_its_vault(tmp_path: Path, undisturbed: str) -> None:
-    with LaunchProcess(tmp_path, "--replicas", "2", "--nodes", "2", lane_s=0.03) as launch:
+    with LaunchProcess(tmp_path, "--replicas", "2", "--nodes", "2", brake=12) as launch:
         launch.training(2, 12)
         for pid in [launch.agent(1), *launch.on_node(1)]:
             os.kill(pid, signal.SIGKILL)
+        launch.status(lambda one: bool(one.failures))
         launch.training(2, 15)
+        launch.release()
         assert launch.ended() == 0
         assert launch.finals() == {undisturbed}
         assert launch.living() == []
 
 
-@pytest.mark.parametrize(
-    ("part", "number"),
-    [
-        ("coordinator", signal.SIGKILL),
-        pytest.param("vault", signal.SIGKILL, marks=full),
-        pytest.param("coordinator", signal.SIGSTOP, marks=full),
-        pytest.param("vault", signal.SIGSTOP, marks=full),
-    ],
-)
+@full
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("part", ["coordinator", "vault"])
 def test_a_part_is_lost(part: str, number: int, tmp_path: Path, undisturbed: str) -> None:
-    with LaunchProcess(tmp_path, "--replicas", "2", lane_s=0.02) as launch:
+    with LaunchProcess(tmp_path, "--replicas", "2", brake=5) as launch:
         launch.training(2, 5)
         (pid,) = launch.pids(part)
         os.kill(pid, number)
+        launch.release()
         assert launch.ended() == 0
+        started = [one for one in launch.events() if isinstance(one, PartRestarted)]
+        assert [one.part for one in started] == ([part] if number == signal.SIGKILL else [])
+        assert (f"the {part} was stopped (SIGSTOP)" in launch.said()) == (number == signal.SIGSTOP)
         assert launch.finals() == {undisturbed}
         assert launch.living() == []
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path, undisturbed: str) -> None:
-    with LaunchProcess(tmp_path, "--replicas", "2", lane_s=0.02) as launch:
+    with LaunchProcess(tmp_path, "--replicas", "2", brake=13) as launch:
         launch.training(2, 13)
         # Two launches of one run would ruin it.
         again = holdfast(tmp_path, "launch", "--run", "demo", __file__)
@@ -191,21 +195,65 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path, undisturbed: 
             int(path.name.removeprefix("step-")) for path in (launch.folder / "ckpt").glob("step-*")
         )
         assert saved[-1] >= 13
+        assert f"the {saved[-1]} steps so far are saved" in launch.said()
+        assert "the same command goes on" in launch.said()
     assert code == 75
     with LaunchProcess(tmp_path, "--replicas", "3") as launch:
         assert launch.ended() == 0
         assert launch.finals() == {undisturbed}
+        assert f"the run goes on from step {saved[-1]}, on disk" in launch.said()
+        assert launch.said().count("slot 0 of 2") == 1, "the output of the first launch was shown again"
         restored = [one for one in launch.events() if type(one).__name__ == "RunRestored"]
         assert getattr(restored[-1], "step", 0) == saved[-1]
+
+
+def fill(pipe: int) -> None:
+    """Leave no room in a pipe, whoever else writes to it."""
+    own = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    for size in (4096, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(own, b"." * size)
+    os.close(own)
+
+
+def test_a_run_whose_output_nobody_reads_goes_on_to_its_end(tmp_path: Path) -> None:
+    """`holdfast launch ... | less`, then `| head`: what nobody reads is not worth a run."""
+    reader, writer = os.pipe()
+    with LaunchProcess(tmp_path, "--replicas", "2", "--parked", "1", brake=5, to=writer) as launch:
+        first, second = active(launch.training(2, 5))
+        fill(writer)
+        os.close(writer)
+        os.kill(first.pid, signal.SIGKILL)  # there is something to say
+        launch.status(lambda one: new_worker(one, first.replica, first.worker))
+        os.close(reader)
+        os.kill(second.pid, signal.SIGKILL)
+        launch.status(lambda one: new_worker(one, second.replica, second.worker))
+        launch.release()
+        assert launch.ended() == 0
+        ends = [one for one in launch.events() if isinstance(one, WorkerExited)]
+        assert [one.worker for one in ends if one.cause == "crashed"] == [first.worker, second.worker]
+        assert launch.living() == []
+
+
+def test_a_last_save_that_takes_longer_than_a_step_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(faults.ENV, "vault.block.written:delay=2")
+    with LaunchProcess(tmp_path, "--step-s", "0.5", until=20) as launch:
+        assert launch.ended() == 0
+        events = launch.events()
+        assert [one.cause for one in events if isinstance(one, WorkerExited)] == ["done"]
+        assert [one.step for one in events if isinstance(one, SaveDurable)] == [10, 20]
 
 
 def test_ctrl_c_twice_ends_it_at_once(tmp_path: Path) -> None:
     # Nobody would come to the end of such a lane.
     with LaunchProcess(tmp_path, "--replicas", "2", lane_s=600.0) as launch:
         launch.status(lambda one: len(active(one)) == 2)
-        for _ in range(2):
-            launch.process.send_signal(signal.SIGINT)
-            launch.status(lambda one: one.state == "stopping")
+        launch.process.send_signal(signal.SIGINT)
+        launch.status(lambda one: one.state == "stopping")
+        launch.process.send_signal(signal.SIGINT)
         assert launch.ended(20.0) != 0
         assert launch.living() == []
 
@@ -255,12 +303,30 @@ def test_a_script_that_cannot_be_imported_ends_the_run_soon_and_is_quoted(tmp_pa
 
 @full
 def test_resize_while_it_runs(tmp_path: Path, undisturbed: str) -> None:
-    with LaunchProcess(tmp_path, "--replicas", "1", "--max-replicas", "3", lane_s=0.04) as launch:
+    with LaunchProcess(tmp_path, "--replicas", "1", "--max-replicas", "3", brake=3) as launch:
         launch.training(1, 3)
         assert holdfast(tmp_path, "resize", "demo", "3").returncode == 0
         launch.training(3, 5)
         assert holdfast(tmp_path, "resize", "demo", "2").returncode == 0
         launch.status(lambda one: one.replicas == 2 and len(active(one)) == 2)
+        launch.release()
         assert launch.ended() == 0
         assert launch.finals() == {undisturbed}
         assert launch.living() == []
+
+
+@full
+def test_resize_of_replicas_of_two_workers(tmp_path: Path, undisturbed: str) -> None:
+    options = ("--replicas", "1", "--max-replicas", "2", "--workers-per-replica", "2")
+    with LaunchProcess(tmp_path, *options, brake=3) as launch:
+        launch.training(2, 3)
+        assert holdfast(tmp_path, "resize", "demo", "2").returncode == 0
+        grown = launch.training(4, 4)
+        assert holdfast(tmp_path, "resize", "demo", "1").returncode == 0
+        launch.status(lambda one: one.replicas == 1 and len(active(one)) == 2 and one.step > grown.step)
+        launch.release()
+        assert launch.ended() == 0
+        assert launch.finals() == {undisturbed}
+        ends = {one.worker: one.cause for one in launch.events() if isinstance(one, WorkerExited)}
+        left = {seat.worker for seat in active(grown) if seat.replica == 1}
+        assert {ends[worker] for worker in left} == {"preempted"}

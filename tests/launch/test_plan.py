@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +16,15 @@ import pytest
 
 from holdfast.coord import Settings
 from holdfast.errors import LeaseError, UsageError
-from holdfast.launch import LaunchSettings
-from holdfast.launch.launcher import WISH, leave_wish, taken_wish
-from holdfast.launch.lock import RunLock, run_token
+from holdfast.journal import Journal, RunEnded, StepDone
+from holdfast.launch import Launch, LaunchSettings
+from holdfast.launch.launcher import WISH, _compare_lanes, lanes_before, leave_wish, taken_wish
 from holdfast.launch.plan import agent_config, policy_settings
-from holdfast.supervise.agent_config import vault_socket
+from holdfast.supervise.agent_config import read_config, vault_socket, write_config
+from holdfast.supervise.decisions import StopAsked
 from holdfast.supervise.members import REGROUP_S
+from holdfast.supervise.run_lock import LOCK, RunLock
+from holdfast.supervise.secret import run_token
 from holdfast.supervise.watch import Deadlines
 
 
@@ -32,7 +39,7 @@ def test_the_coordinator_waits_for_all_seats_and_goes_on_with_the_least(tmp_path
     assert not agent_config(asked, 1, "t" * 32).hosts_coordinator
     rules = Settings(run="demo", **config.coordinator)
     assert (rules.min_size, rules.max_size, rules.divisible_by, rules.num_lanes) == (4, 6, 2, 12)
-    assert rules.last_call_s == 30.0
+    assert (rules.last_call_s, rules.recall_s) == (30.0, 0.25)
 
 
 def test_the_coordinator_waits_for_whoever_is_busy_as_long_as_the_agent_does(tmp_path: Path) -> None:
@@ -102,7 +109,7 @@ def test_a_run_has_one_launch_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_lock_goes_with_its_process(tmp_path: Path) -> None:
-    code = "import sys, os; from pathlib import Path; from holdfast.launch.lock import RunLock\n"
+    code = "import sys, os; from pathlib import Path; from holdfast.supervise.run_lock import RunLock\n"
     code += "RunLock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
     assert done.returncode == -9
@@ -116,3 +123,135 @@ def test_a_wish_is_taken_once(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
     (tmp_path / WISH).write_text("many")
     assert taken_wish(tmp_path / WISH) is None
+
+
+def test_a_wish_that_comes_while_another_is_read_is_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_wish(tmp_path, 3)
+    read_text = Path.read_text
+
+    def slowly(self: Path, encoding: str) -> str:
+        text = read_text(self, encoding=encoding)
+        leave_wish(tmp_path, 5)
+        return text
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", slowly)
+        assert taken_wish(tmp_path / WISH) == 3
+    assert taken_wish(tmp_path / WISH) == 5
+
+
+def test_whoever_looks_at_a_lock_for_a_moment_keeps_nobody_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `holdfast status` does: it takes the lock to see whether it is free."""
+    (tmp_path / LOCK).write_text("process 1, which was killed")
+    looks, taken = [True, True], []
+
+    def flock(fd: int, how: int) -> None:
+        if looks and looks.pop():
+            raise BlockingIOError
+        taken.append(how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with RunLock(tmp_path):
+        assert (looks, len(taken)) == ([], 1)
+        assert f"process {os.getpid()}" in (tmp_path / LOCK).read_text()
+
+
+def test_an_agent_gets_variables_and_arguments_that_are_not_utf8(tmp_path: Path) -> None:
+    latin = os.fsdecode(b"caf\xe9")
+    asked = settings(tmp_path, script=(__file__, latin), environment={"PLACE": latin, "OTHER": "caf\u00e9"})
+    config = agent_config(asked, 0, "t" * 32)
+    assert read_config(write_config(config)) == config
+    assert os.fsencode(config.env["PLACE"]) == b"caf\xe9"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [({"nproc": -1}, "nproc=-1 is less than 0"), ({"folder": os.fsdecode(b"caf\xe9")}, "not UTF-8")],
+)
+def test_settings_that_no_agent_could_follow_are_refused(
+    wrong: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        settings(tmp_path, **wrong)
+
+
+def test_nothing_is_left_of_a_killed_vault_whose_socket_lies_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
+    (tmp_path / "temp").mkdir()
+    launch = Launch(settings(tmp_path / ("long" * 30)))
+    socket = Path(agent_config(launch.settings, 0, "t" * 32).vault_socket)
+    assert socket.parent == tmp_path / "temp"
+    for left in (socket, Path(f"{socket}.address")):
+        left.touch()
+    launch._tidy()
+    assert list((tmp_path / "temp").iterdir()) == []
+
+
+class Asked:
+    """In the place of a conductor."""
+
+    def __init__(self) -> None:
+        self.wishes: list[object] = []
+
+    def ask(self, wish: object) -> None:
+        self.wishes.append(wish)
+
+
+def test_no_wish_is_lost_while_a_launch_begins(tmp_path: Path) -> None:
+    launch, conductor = Launch(settings(tmp_path, max_replicas=999)), Asked()
+    begun = threading.Event()
+
+    def wish(first: int) -> None:
+        for replicas in range(first, first + 200):
+            launch.resize(replicas)
+            begun.set()
+
+    wishers = [threading.Thread(target=wish, args=(first,)) for first in (0, 200)]
+    for one in wishers:
+        one.start()
+    assert begun.wait(60.0)
+    launch._conductor = conductor  # type: ignore[assignment]
+    launch._pass_on()
+    for one in wishers:
+        one.join(60.0)
+    assert sorted(getattr(one, "replicas", -1) for one in conductor.wishes) == list(range(400))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_end_of_its_terminal_stops_a_launch_that_minds_it(
+    ignored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch, conductor = Launch(settings(tmp_path)), Asked()
+    monkeypatch.setattr(launch, "_conductor", conductor)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with launch.signals():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is (signal.SIG_IGN if ignored else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert conductor.wishes == ([] if ignored else [StopAsked("SIGHUP", at_once=False)])
+
+
+def test_another_number_of_lanes_than_before_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = settings(tmp_path, lanes=4)
+    assert lanes_before(asked.journal) is None
+    with Journal(asked.journal, component="worker 0") as journal:
+        for lanes in (2, 8):
+            journal.append(StepDone(step=lanes, seconds=1.0, replicas=1, lanes=lanes))
+        journal.append(RunEnded(0, "StepDone"))
+    assert lanes_before(asked.journal) == 8
+    _compare_lanes(asked)
+    assert "steps had 8 lanes so far and have 4 from now on" in caplog.text
+    caplog.clear()
+    _compare_lanes(settings(tmp_path, lanes=8))
+    assert not caplog.text

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,11 @@ import msgspec
 import pytest
 
 from holdfast.cli import main
-from holdfast.cli.live import Goodput, view
-from holdfast.launch.lock import RunLock
+from holdfast.cli.launch import _doubts
+from holdfast.cli.live import Display, Goodput, Remarks, view
+from holdfast.launch import LaunchSettings
+from holdfast.launch.launcher import WISH, taken_wish
+from holdfast.supervise.run_lock import RunLock
 from holdfast.supervise.status import (
     STATUS_FILE,
     BudgetStatus,
@@ -66,7 +71,8 @@ def test_a_live_run_is_shown_with_all_that_matters(tmp_path: Path) -> None:
         code, text = invoke(tmp_path, "status")
     assert code == 0
     for words in (
-        "demo: running, step 41",
+        "demo: running, step 41 (live; it last changed 5 s ago)",
+        "8 s ago  worker 2 crashed",
         "4242",
         "125 ms",
         "a backoff of 3 s",
@@ -118,6 +124,21 @@ def test_no_run_is_said_clearly(tmp_path: Path) -> None:
     code, text = invoke(tmp_path, "status", "demo")
     assert code == 2
     assert "there is no run 'demo'" in text
+    write(tmp_path, status(run="other"), "other")
+    assert "hint: there are other\n" in invoke(tmp_path, "status", "demo")[1]
+
+
+def test_a_run_that_was_not_launched_has_no_status(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "alone").mkdir(parents=True)
+    code, text = invoke(tmp_path, "status", "alone")
+    assert code == 2
+    assert "alone was not launched" in text
+    assert "ckpt ls" in text
+
+
+def test_a_run_may_be_named_by_its_path(tmp_path: Path) -> None:
+    folder = write(tmp_path, status(code=0))
+    assert "demo: done" in invoke(tmp_path, "status", str(folder))[1]
 
 
 def test_a_file_that_is_no_status(tmp_path: Path) -> None:
@@ -136,7 +157,26 @@ def test_only_a_live_run_can_be_resized(tmp_path: Path) -> None:
     with RunLock(folder):
         code, text = invoke(tmp_path, "resize", "demo", "3")
     assert code == 0
-    assert "asked for 3 instead of 2 replicas" in text
+    assert "demo: asked for 3 replicas (now 1)" in text  # and 2 are wanted
+    assert taken_wish(folder / WISH) == 3
+
+
+@pytest.mark.parametrize(
+    ("replicas", "words"),
+    [
+        ("9", "9 replicas are not between 1 and 4, the limits of this launch"),
+        ("0", "0 replicas are not between 1 and 4"),
+        ("x", "'x' is not a valid integer"),
+    ],
+)
+def test_a_resize_beyond_the_limits_is_refused_at_once(replicas: str, words: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, status(max_replicas=4))
+    with RunLock(folder):
+        code, text = invoke(tmp_path, "resize", "demo", replicas)
+    assert code == 2
+    assert words in text
+    assert "hint:" in text
+    assert taken_wish(folder / WISH) is None
 
 
 def test_lines_say_each_decision_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,6 +188,76 @@ def test_lines_say_each_decision_once(capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr()
     assert shown.out == "[0] a line\n"
     assert shown.err == "run folder: /runs/demo\nholdfast: replica 1 gets a parked process\n"
+
+
+class SlowScreen:
+    """An output that takes nothing until it is let go on."""
+
+    def __init__(self) -> None:
+        self.busy = threading.Event()
+        self.takes = threading.Event()
+        self.seen: list[object] = []
+
+    def _take(self, what: object) -> None:
+        self.busy.set()
+        assert self.takes.wait(60.0)
+        self.seen.append(what)
+
+    def say(self, line: str) -> None:
+        self._take(line)
+
+    def note(self, text: str) -> None:
+        self._take(f"note: {text}")
+
+    def show(self, found: RunStatus) -> None:
+        self._take(found.step)
+
+
+def test_an_output_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.cli.live._MOST_LINES", 3)
+    screen = SlowScreen()
+    with Display(screen) as display:
+        display.say("first")
+        assert screen.busy.wait(60.0)
+        for step in range(5):
+            display.show(status(step=step))
+        for line in range(5):
+            display.say(f"line {line}")
+        log = logging.getLogger("holdfast.supervise")
+        handler = Remarks(display)
+        log.addHandler(handler)
+        log.warning("nobody reads this")
+        log.removeHandler(handler)
+        assert screen.seen == []
+        screen.takes.set()
+    assert not display.stuck
+    # Of the statuses the newest, of the lines the first.
+    assert screen.seen == ["first", 4, "line 0", "line 1", "line 2"]
+
+
+def test_lines_that_found_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.cli.live._MOST_LINES", 1)
+    screen = SlowScreen()
+    with Display(screen) as display:
+        display.say("first")
+        assert screen.busy.wait(60.0)
+        for line in range(3):
+            display.say(f"line {line}")
+        display._lines.clear()  # as if they had been taken
+        display.note("there is room again")
+        screen.takes.set()
+    assert screen.seen == ["first", "(2 lines are missing here)", "note: there is room again"]
+
+
+def test_an_output_that_still_takes_nothing_at_the_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.cli.live._STUCK_S", 0.01)
+    screen = SlowScreen()
+    with Display(screen) as display:
+        display.say("first")
+        assert screen.busy.wait(60.0)
+    assert display.stuck
+    screen.takes.set()
+    display._thread.join(60.0)
 
 
 def test_goodput_is_the_share_of_steps(tmp_path: Path) -> None:
@@ -163,6 +273,11 @@ def test_goodput_is_the_share_of_steps(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["/no/such.py"], "there is no script /no/such.py"),
+        (["python3", "-u", "train.py"], "hint: leave it out: holdfast launch train.py"),
+        ([str(Path(__file__).parent)], "is a folder, not a script"),
+        (["--replica", "2", __file__], "no such option '--replica'"),
+        (["--log-ranks", "0,9", __file__], "--log-ranks 0,9: there is no slot 9"),
+        (["--replicas", "0", __file__], "error: replicas=0 is less than 1"),
         (["--log-ranks", "x", __file__], "names no slots"),
         (["--replicas", "1", "--min-replicas", "2", __file__], "min_replicas=2"),
         ([], "missing argument"),
@@ -175,4 +290,16 @@ def test_mistakes_are_said_before_anything_starts(
     result = click.testing.CliRunner().invoke(main, ["launch", *arguments])
     assert result.exit_code == 2
     assert words in result.output
+    assert "run folder" not in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_probably_not_meant_is_said(tmp_path: Path) -> None:
+    def doubts(*script: str, **changes: Any) -> list[str]:
+        return _doubts(script, LaunchSettings(script=script, folder=str(tmp_path), **changes))
+
+    assert doubts(__file__, "--lr", "1", "replicas") == []
+    (late,) = doubts(__file__, "20", "--replicas=2", "--run", "x", "--run")
+    assert late.startswith(f"--replicas, --run after {__file__} is for the script")
+    (idle,) = doubts(__file__, replicas=16, lanes=8)
+    assert "8 of them have nothing to compute" in idle

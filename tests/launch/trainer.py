@@ -2,13 +2,16 @@
 
 trainer.py UNTIL [SECONDS_PER_LANE [FAULT]]
 
-FAULT happens once in the run, to the worker in slot 1 at its seventh step.
+FAULT happens once in the run, to the worker in slot 1 at its seventh step. From the step in the variable
+TRAINER_BRAKE on lanes are slow, until there is a file `go` in the run's folder: whatever a test does
+meanwhile comes long before the end.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -67,6 +70,15 @@ def suffer(fault: str, folder: Path) -> None:
     FAULTS[fault]()
 
 
+BRAKE = int(os.environ.get("TRAINER_BRAKE", sys.maxsize))
+BRAKED_S = 0.2
+
+
+def work(step: int, lane_s: float, folder: Path) -> None:
+    """Stands for the work of a lane."""
+    time.sleep(BRAKED_S if step >= BRAKE and not (folder / "go").exists() else lane_s)
+
+
 def main() -> None:
     until, lane_s = int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
     fault = sys.argv[3] if len(sys.argv) > 3 else ""
@@ -75,7 +87,7 @@ def main() -> None:
         print(f"slot {run.slot} of {run.size}", flush=True)
         for step in run.steps(until=until, save_every=10):
             for lane in step.lanes:
-                time.sleep(lane_s)
+                work(step.index, lane_s, run.folder)
                 if fault and run.slot == 1 and step.index == 6:
                     suffer(fault, run.folder)
                 step.add(lane, lane_grads(state, step.index, lane))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Final, NoReturn, final
 import msgspec
 
 from holdfast import faults
+from holdfast.coord import threaded
 from holdfast.journal import WorkerSpawned, read
 from holdfast.supervise.processes import is_alive, marked
 from holdfast.supervise.roster import READY
@@ -103,9 +105,28 @@ def lock_interpreter() -> NoReturn:
         ctypes.PyDLL(None).sleep(600)
 
 
+def cut_links() -> None:
+    """Lose the coordinator, for good, as when a cable is pulled: this process goes on and hears nothing."""
+
+    def unreachable(*given: object) -> NoReturn:
+        raise OSError("the link is cut")
+
+    threaded.__dict__["connected"] = unreachable
+    for engine in threaded._engines:
+        if engine._sock is not None:
+            engine._sock.shutdown(socket.SHUT_RDWR)
+
+
 def spin() -> NoReturn:
     while True:
         pass
+
+
+def hog() -> NoReturn:
+    """Take memory until there is no more."""
+    taken = []
+    while True:
+        taken.append(b"x" * (64 << 20))
 
 
 def fail() -> NoReturn:
@@ -138,8 +159,10 @@ _TO_SELF: Final[dict[str, Callable[[], object]]] = {
     "raise": fail,
     # So long that whatever others do meanwhile is done.
     "nap": lambda: time.sleep(1.0),
+    "cut": cut_links,
     "gil": lock_interpreter,
     "spin": spin,
+    "hog": hog,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +54,9 @@ class Scene:
     until: int = UNTIL
     lane_s: float = 0.004
     faults: str = ""
+    arguments: Sequence[str] = ()
+    """More of them, for the trainer."""
+    env: Mapping[str, str] = field(default_factory=dict)
     out: Path = field(init=False)
     folder: Path = field(init=False)
 
@@ -64,7 +67,12 @@ class Scene:
     @contextmanager
     def launched(self) -> Iterator[LaunchedRun]:
         """The run while it runs; whatever is left of it is ended."""
-        env = {"PYTHONPATH": _python_path(), ENV: encoded(self.mishaps), "HOLDFAST_FAULTS": self.faults}
+        env = {
+            "PYTHONPATH": _python_path(),
+            ENV: encoded(self.mishaps),
+            "HOLDFAST_FAULTS": self.faults,
+            **self.env,
+        }
         try:
             with LaunchedRun(
                 TRAINER,
@@ -74,8 +82,8 @@ class Scene:
                 replicas=self.replicas,
                 workers_per_replica=self.workers,
                 parked=self.parked,
-                # The other program knows no options, and has short deadlines as it is.
-                options=() if self.program else self.options,
+                # That program knows no options, and has short deadlines as it is.
+                options=() if self.program == SHORT else self.options,
                 program=self.program or LAUNCH,
                 env=env,
             ) as run:
@@ -85,7 +93,8 @@ class Scene:
 
     def _arguments(self) -> list[str]:
         lanes = ["--no-lanes"] if self.workers > 1 else []
-        return [str(self.out), "--until", str(self.until), "--lane-s", str(self.lane_s), *lanes]
+        told = [str(self.out), "--until", str(self.until), "--lane-s", str(self.lane_s)]
+        return [*told, *lanes, *self.arguments]
 
     def play(self, budget_s: float = BUDGET_S) -> int:
         """Run it to its end; the exit code. Fails: DeadlineError."""
@@ -116,6 +125,11 @@ class Scene:
         """Why workers ended, but for those that were done or had to go with others."""
         ends = [one for one in self.events() if isinstance(one, WorkerExited)]
         return [one.cause for one in ends if one.cause not in ("done", "killed")]
+
+    def fallen(self) -> list[str]:
+        """How those ended that were done and did not end well."""
+        ends = [one for one in self.events() if isinstance(one, WorkerExited)]
+        return [one.reason for one in ends if one.cause == "done" and one.code]
 
     def hung(self) -> list[str]:
         return [one.phase for one in self.events() if isinstance(one, WorkerHung)]

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from holdfast.journal import StepDone
+from holdfast.journal import StepDone, WorkerFenced
 from tests.recovery.mishaps import Mishap
 from tests.recovery.stage import LANES, Digests, Scene, check_lanes
 
@@ -63,7 +63,7 @@ PAIRS: Final = {
         Mishap(at="run.received", what="kill", slot=1, after=0),
     ),
 }
-QUICK: Final = {"worker and coordinator in the sum", "all in a step"}
+QUICK: Final = {"worker and coordinator in the sum"}
 # Where a successor must have come before the end.
 LONG: Final = {name for name in PAIRS if "successor" in name}
 
@@ -100,6 +100,17 @@ def test_a_lane_that_is_computed_again_gives_the_same_bits(tmp_path: Path, undis
     assert scene.play() == 0
     scene.check(undisturbed)
     assert check_lanes(scene.events()) >= LANES
+
+
+@full
+def test_a_worker_without_a_link_to_the_coordinator_is_ended(tmp_path: Path, undisturbed: Digests) -> None:
+    # The others have gone on without it; it cannot be told, and waits for a place that it has lost.
+    scene = Scene(tmp_path, (Mishap(at="lane", what="cut", slot=1, step=6),), lane_s=0.02)
+    assert scene.play() == 0
+    scene.check(undisturbed)
+    assert scene.causes() == ["fenced"]
+    (fenced,) = [one for one in scene.events() if isinstance(one, WorkerFenced)]
+    assert fenced.slot == 1
 
 
 @full

@@ -1,6 +1,6 @@
 """A tiny numpy trainer that mishaps befall. A lane's result depends on state, step and lane, to the last bit.
 
-    trainer.py OUT --until N [--lane-s S] [--no-lanes]
+    trainer.py OUT --until N [--lane-s S] [--no-lanes] [--checkpoints PLACE] [--mirror PLACE]
 
 Writes a line for each applied step to OUT/steps-<pid>, and OUT/final-<pid> when it is through.
 """
@@ -52,7 +52,12 @@ def train(plan: Plan, options: argparse.Namespace) -> str:
     """Train to the end; the digest of the last state."""
     with (
         open(options.out / f"steps-{os.getpid()}", "w", buffering=1, encoding="ascii") as lines,
-        holdfast.join(rehearse=lambda: plan.hit("rehearse"), samples_per_step=SAMPLES) as run,
+        holdfast.join(
+            rehearse=lambda: plan.hit("rehearse"),
+            samples_per_step=SAMPLES,
+            checkpoints=options.checkpoints,
+            mirror=options.mirror,
+        ) as run,
     ):
         plan.slot = run.slot
 
@@ -89,6 +94,8 @@ def main() -> None:
     parser.add_argument("--until", type=int, required=True)
     parser.add_argument("--lane-s", type=float, default=0.0)
     parser.add_argument("--no-lanes", action="store_true")
+    parser.add_argument("--checkpoints")
+    parser.add_argument("--mirror")
     options = parser.parse_args()
     plan = Plan(options.out)
     plan.hit("import")

@@ -149,7 +149,7 @@ def _hurt(
         if now >= due:
             due = now + rng.expovariate(1 / mean_s)
             kind, number = rng.choices(list(FAULTS), list(FAULTS.values()))[0]
-            victims = sorted(_processes(run)[kind])
+            victims = sorted(processes(run)[kind])
             if victims:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victims[rng.randrange(len(victims))], number)
@@ -159,7 +159,7 @@ def _hurt(
     return count
 
 
-def _processes(run: LaunchedRun) -> dict[str, list[int]]:
+def processes(run: LaunchedRun) -> dict[str, list[int]]:
     """The processes of the run that run, by kind."""
     found: dict[str, list[int]] = defaultdict(list)
     status = run.status()
@@ -185,7 +185,7 @@ def _state(pid: int) -> str:
 
 
 def _look(run: LaunchedRun, looks: dict[tuple[str, int], list[Held]]) -> None:
-    found = _processes(run)
+    found = processes(run)
     for kind in ("agent", "coordinator", "vault"):
         for pid in found[kind]:
             _look_at(kind, pid, looks)
@@ -194,21 +194,23 @@ def _look(run: LaunchedRun, looks: dict[tuple[str, int], list[Held]]) -> None:
 
 def _look_at(kind: str, pid: int, looks: dict[tuple[str, int], list[Held]]) -> None:
     with contextlib.suppress(OSError, KeyError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        numbers = {words[0]: words[1] for words in map(str.split, lines) if len(words) > 1}
-        held = Held(
-            len(os.listdir(f"/proc/{pid}/fd")), int(numbers["Threads:"]), int(numbers["VmRSS:"]) / 1024
-        )
-        looks[kind, pid].append(held)
+        looks[kind, pid].append(held(pid))
+
+
+def held(pid: int) -> Held:
+    """What a process holds now. Fails: OSError, KeyError if it is gone."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    numbers = {words[0]: words[1] for words in map(str.split, lines) if len(words) > 1}
+    return Held(len(os.listdir(f"/proc/{pid}/fd")), int(numbers["Threads:"]), int(numbers["VmRSS:"]) / 1024)
 
 
 def _growth(looks: dict[tuple[str, int], list[Held]]) -> dict[str, tuple[float, float, float]]:
     """The most that one process of each kind holds more in the end than when it was warm."""
     found: dict[str, tuple[float, float, float]] = {}
-    for (kind, _), held in looks.items():
-        if len(held) < 3 * _WARM_LOOKS:
+    for (kind, _), seen in looks.items():
+        if len(seen) < 3 * _WARM_LOOKS:
             continue
-        warm, late = held[_WARM_LOOKS : 2 * _WARM_LOOKS], held[-_WARM_LOOKS:]
+        warm, late = seen[_WARM_LOOKS : 2 * _WARM_LOOKS], seen[-_WARM_LOOKS:]
         grown = [min(float(one[at]) for one in late) - max(float(one[at]) for one in warm) for at in range(3)]
         before = found.get(kind, (0.0, 0.0, 0.0))
         found[kind] = (max(before[0], grown[0]), max(before[1], grown[1]), max(before[2], grown[2]))

@@ -39,10 +39,11 @@ class LocalAgents:
             raise UsageError(f"node {node} has an agent", hint="end it first")
         config = self._config(node)
         ours, theirs = socket.socketpair()
-        fd = write_config(config)
-        command = [sys.executable, "-m", "holdfast.supervise.agent"]
-        command += ["--config-fd", str(fd), "--stream-fd", str(theirs.fileno())]
+        fd = -1
         try:
+            fd = write_config(config)
+            command = [sys.executable, "-m", "holdfast.supervise.agent"]
+            command += ["--config-fd", str(fd), "--stream-fd", str(theirs.fileno())]
             process = subprocess.Popen(
                 command,
                 # For people who look for the agent of a node.
@@ -58,7 +59,8 @@ class LocalAgents:
             ours.close()
             raise StorageError.from_os(error, doing="start", path=sys.executable) from error
         finally:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
             theirs.close()
         self._running[node] = process
         assert process.stdout is not None

@@ -32,12 +32,16 @@ _OURS: Final = (
     "VAULT",
     "COORD",
     "RUN",
+    "LAUNCH",
 )
 """Variables that say what a process is; a launch from within a worker does not pass its own on."""
 _FIRST_CALL_S: Final = 30.0
 """How long a first generation waits for all to come."""
 _SHORT_CALL_S: Final = 2.0
 """The same where the run may grow: then there is always somebody who could still come."""
+_RECALL_S: Final = 0.25
+"""The same once the run has trained: after a loss of all, whoever is ready first goes on, alone if need be.
+The others come into the next generation, as they would after any loss."""
 _SESSION_S: Final = 10.0
 """How long agents and vaults that were killed are remembered: a run ends after those it knows of."""
 
@@ -80,11 +84,18 @@ class LaunchSettings:
         if not self.script:
             raise UsageError("no training script was given", hint="holdfast launch [options] train.py [args]")
         if not os.path.isfile(self.script[0]):
-            raise UsageError(
-                f"there is no script {self.script[0]}", hint="give its path; options of launch come before it"
-            )
+            raise _no_script(*self.script)
         if self.lanes < 1:
             raise UsageError(f"lanes={self.lanes} is less than 1", hint="a step has one lane at least")
+        if self.nproc < 0:
+            raise UsageError(f"nproc={self.nproc} is less than 0", hint="0 stands for all cores")
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the folder {str(self.path)!r} of the run has a name that is not UTF-8",
+                hint="journal and status could not name it; give another one with --folder",
+            ) from error
 
     @property
     def path(self) -> Path:
@@ -95,6 +106,15 @@ class LaunchSettings:
     def journal(self) -> Path:
         """The run's journal."""
         return self.path / JOURNAL
+
+
+def _no_script(given: str, *arguments: str) -> UsageError:
+    if os.path.isdir(given):
+        return UsageError(f"{given} is a folder, not a script", hint="give the path of the script in it")
+    if re.fullmatch(r"python[0-9.]*", os.path.basename(given)):
+        script = next((one for one in arguments if not one.startswith("-")), "train.py")
+        return UsageError(f"there is no script {given}", hint=f"leave it out: holdfast launch {script}")
+    return UsageError(f"there is no script {given}", hint="give its path; options of launch come before it")
 
 
 def policy_settings(settings: LaunchSettings) -> PolicySettings:
@@ -116,8 +136,8 @@ def policy_settings(settings: LaunchSettings) -> PolicySettings:
     return PolicySettings(**{**given, **settings.policy})
 
 
-def agent_config(settings: LaunchSettings, node: int, token: str) -> AgentConfig:
-    """What the agent of `node` is told."""
+def agent_config(settings: LaunchSettings, node: int, token: str, launch: str = "") -> AgentConfig:
+    """What the agent of `node` is told, in the launch of this name."""
     workers = settings.workers_per_replica
     most = max(settings.replicas, settings.max_replicas)
     coordinator = {
@@ -129,10 +149,12 @@ def agent_config(settings: LaunchSettings, node: int, token: str) -> AgentConfig
         # Whoever hangs is found and ended by its agent; all others are busy, and are waited for.
         "straggler_s": settings.deadlines.longest_s,
         "last_call_s": _FIRST_CALL_S if most == settings.replicas else _SHORT_CALL_S,
+        "recall_s": _RECALL_S,
     }
     slots = settings.log_slots
     return AgentConfig(
         run=settings.run,
+        launch=launch,
         node=node,
         folder=str(settings.path),
         root=node_root(settings, node),

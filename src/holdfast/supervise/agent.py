@@ -21,14 +21,15 @@ from types import FrameType
 from typing import Final, final
 
 from holdfast.clock import Deadline
-from holdfast.errors import HoldfastError, LeaseError
+from holdfast.errors import HoldfastError, LeaseError, StorageError
 from holdfast.journal import Journal, PartRestarted, PartStarted
 from holdfast.supervise import messages as m
 from holdfast.supervise.agent_burials import Undertaker
-from holdfast.supervise.agent_config import AgentConfig, read_config
+from holdfast.supervise.agent_config import AgentConfig, forget_vault, read_config
 from holdfast.supervise.agent_crew import Crew
 from holdfast.supervise.agent_loop import Loop
 from holdfast.supervise.agent_worker import WORKER
+from holdfast.supervise.lives import Lives, prefix_of
 from holdfast.supervise.logs import Console, last_lines
 from holdfast.supervise.parts import COORDINATOR, KIND, Part, recipes
 from holdfast.supervise.processes import end_marked
@@ -64,7 +65,9 @@ class Agent:
             run=config.run,
             token=config.token.encode(),
             name=f"agent of node {config.node}",
+            watched=prefix_of(config.node),
         )
+        self._lives = Lives()
         self._crew = Crew(
             config,
             self._loop,
@@ -93,6 +96,7 @@ class Agent:
             # Workers of a former agent died with it; what they had started may not have.
             end_marked({**self._config.marks, KIND: WORKER})
             adopted = tuple(part.name for part in self._parts if self._begin(part))
+            self._crew.successor = bool(adopted)
             self._loop.add_stream(self._stream, self._commands)
             self._tell(m.AgentUp(self._config.node, os.getpid(), adopted))
             next_tick = time.monotonic()
@@ -142,6 +146,7 @@ class Agent:
             self._beat_at = now
             self._tell(m.AgentBeat(self._config.node))
         self._crew.tick(now)
+        self._end_zombies(now)
         for part in self._parts:
             if part.tick(now):
                 self._console.say(
@@ -153,6 +158,14 @@ class Agent:
             self._leave_node(now, self._gone_at)
         if self._ends_at is not None and not len(self._crew):
             self._stop_parts(now)
+
+    def _end_zombies(self, now: float) -> None:
+        """End workers that the coordinator has declared dead and that go on."""
+        pids = self._crew.pids()
+        for changed in self._undertaker.taken():
+            self._lives.take_in(changed, pids, now=now)
+        for worker, seconds in self._lives.overdue(pids, self._config.fenced_s, now=now):
+            self._crew.expel(worker, seconds, now)
 
     # ---- signals
 
@@ -200,7 +213,10 @@ class Agent:
     # ---- parts
 
     def _begin(self, part: Part) -> bool:
-        adopted = part.begin()
+        try:
+            adopted = part.begin()
+        except OSError as error:
+            raise StorageError.from_os(error, doing=f"start the {part.name} with", path=part.log) from error
         self._watch(part)
         assert part.process is not None
         self._journal.append(PartStarted(self._config.node, part.name, part.process.pid, adopted))
@@ -220,7 +236,6 @@ class Agent:
             part.forget()
             return
         reason = part.lost(exit_, time.monotonic())
-        _log.warning("the %s of node %d is gone: %s", part.name, self._config.node, reason)
         self._console.say(f"[node {self._config.node}] the {part.name} is gone: {reason}")
         for line in last_lines(part.log, _TAIL_LINES) if exit_.code is not None and exit_.code > 0 else ():
             self._console.say(f"    | {line}")
@@ -290,6 +305,7 @@ class Agent:
         for part in self._parts:
             part.forget()
         if self._stopping:
+            forget_vault(self._config.root)
             # Nobody needs the lease any more: all who looked at it have ended.
             shutil.rmtree(self._config.root, ignore_errors=True)
         os.close(self._lease)

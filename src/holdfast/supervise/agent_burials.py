@@ -1,14 +1,18 @@
-"""Tells the coordinator of deaths, on a thread of its own: the agent's loop never waits for anybody."""
+"""Tells the coordinator of deaths and hears of those it declares, on a thread of its own.
+
+The agent's loop never waits for anybody.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
 from typing import Final, final
 
-from holdfast.coord import CoordClient
+from holdfast.coord import Changed, CoordClient
 from holdfast.errors import HoldfastError
 
 _log = logging.getLogger("holdfast.agent")
@@ -16,20 +20,25 @@ _log = logging.getLogger("holdfast.agent")
 _CONNECT_S: Final = 2.0
 _CALL_S: Final = 5.0
 _CLOSE_S: Final = 5.0
+_LOOK_S: Final = 5.0
+"""How often it is looked whether the session still stands."""
 
 
 @final
 class Undertaker:
     """An agent's session with the coordinator. It is made at once, so that a burial is one message.
 
-    A burial that no coordinator takes is tried again until one does: while it restarts, for example.
+    A burial that no coordinator takes is tried again until one does: while it restarts, for example. Changes
+    of the keys that begin with `watched` are put into `changes`.
     """
 
-    def __init__(self, address: str, *, run: str, token: bytes, name: str) -> None:
+    def __init__(self, address: str, *, run: str, token: bytes, name: str, watched: str) -> None:
         self._address = address
         self._run = run
         self._token = token
         self._name = name
+        self._watched = watched
+        self._changes: queue.SimpleQueue[Changed] = queue.SimpleQueue()
         self._client: CoordClient | None = None
         self._queue: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -42,6 +51,14 @@ class Undertaker:
     def bury(self, incarnation: str, reason: str) -> None:
         """Declare a process dead that has ended. Never blocks."""
         self._queue.put((incarnation, reason))
+
+    def taken(self) -> list[Changed]:
+        """The changes that have come since the last call. Never blocks."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._changes.get_nowait())
+        return found
 
     def count_sessions(self) -> None:
         """Have `sessions` brought up to date. Never blocks."""
@@ -61,13 +78,21 @@ class Undertaker:
         try:
             while self._session() is None and not self._closing.is_set():
                 pass
-            while (item := self._queue.get()) is not None:
+            while (item := self._next()) is not None:
                 incarnation, reason = item
                 while not self._tell(incarnation, reason) and not self._closing.is_set():
                     self._closing.wait(0.02)
         finally:
             if self._client is not None:
                 self._client.close()
+
+    def _next(self) -> tuple[str, str] | None:
+        """What to do next; None at the end. A session that the coordinator ended is made anew meanwhile."""
+        while True:
+            try:
+                return self._queue.get(timeout=_LOOK_S)
+            except queue.Empty:
+                self._session()
 
     def _session(self) -> CoordClient | None:
         if self._client is not None and self._client.is_over:
@@ -76,18 +101,27 @@ class Undertaker:
         if self._client is None:
             began = time.monotonic()
             try:
-                self._client = CoordClient(
-                    self._address,
-                    run=self._run,
-                    token=self._token,
-                    name=self._name,
-                    connect_timeout_s=_CONNECT_S,
-                )
+                self._client = self._connected()
             except HoldfastError as error:
                 _log.debug("no coordinator yet: %s", error.message)
                 # A refusal comes at once: do not ask a thousand times a second.
                 self._closing.wait(max(0.0, 0.1 - (time.monotonic() - began)))
         return self._client
+
+    def _connected(self) -> CoordClient:
+        client = CoordClient(
+            self._address,
+            run=self._run,
+            token=self._token,
+            name=self._name,
+            connect_timeout_s=_CONNECT_S,
+        )
+        try:
+            client.watch(self._watched, self._changes.put, timeout_s=_CALL_S)
+        except BaseException:
+            client.close()
+            raise
+        return client
 
     def _tell(self, incarnation: str, reason: str) -> bool:
         client = self._session()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
 import tempfile
 from typing import Any, Final
@@ -21,6 +23,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One agent's part of a run. Paths are absolute."""
 
     run: str
+    launch: str = ""
+    """What tells this launch of the run from all others."""
     node: int
     folder: str
     """The run's folder, which all nodes see."""
@@ -64,6 +68,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How long after SIGTERM the node is still there."""
     flush_s: float = 60.0
     """What the vault gets to make durable what is staged."""
+    fenced_s: float = 2.0
+    """What a worker gets to end by itself once the coordinator has declared it dead."""
     nice: int = 10
     """Niceness of processes that warm up while others train."""
 
@@ -97,10 +103,19 @@ def vault_socket(root: str) -> str:
     return os.path.join(tempfile.gettempdir(), f"holdfast-{os.getuid()}-{digest}.sock")
 
 
+def forget_vault(root: str) -> None:
+    """Remove what a vault that was killed left of its socket, which may lie elsewhere than in `root`."""
+    for name in (vault_socket(root), f"{vault_socket(root)}.address"):
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+
+
 def write_config(config: AgentConfig) -> int:
     """A descriptor from which the agent reads its config once."""
     fd = os.memfd_create("holdfast-config", os.MFD_CLOEXEC)
-    data = memoryview(msgspec.json.encode(config))
+    # Not by msgspec: arguments and variables are bytes to the system, and what is not UTF-8 in them are
+    # lone surrogates to Python, which only this writes and reads.
+    data = memoryview(json.dumps(msgspec.to_builtins(config)).encode("ascii"))
     while data:
         data = data[os.write(fd, data) :]
     os.lseek(fd, 0, os.SEEK_SET)
@@ -112,8 +127,8 @@ def read_config(fd: int) -> AgentConfig:
     with os.fdopen(fd, "rb") as file:
         data = file.read(_MAX_CONFIG + 1)
     try:
-        return msgspec.json.decode(data[:_MAX_CONFIG], type=AgentConfig)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return msgspec.convert(json.loads(data[:_MAX_CONFIG]), type=AgentConfig)
+    except (msgspec.MsgspecError, ValueError) as error:
         raise UsageError(
             f"what --config-fd gives is no config of an agent: {error}", hint="start it with holdfast launch"
         ) from error

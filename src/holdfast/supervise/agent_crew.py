@@ -7,23 +7,32 @@ import time
 from collections.abc import Callable
 from typing import Final, final
 
-from holdfast.journal import Journal, StacksDumped, WorkerExited, WorkerHung, WorkerSpawned
+from holdfast.errors import HoldfastError
+from holdfast.journal import Journal, StacksDumped, WorkerExited, WorkerFenced, WorkerHung, WorkerSpawned
 from holdfast.supervise.agent_burials import Undertaker
 from holdfast.supervise.agent_config import AgentConfig
 from holdfast.supervise.agent_loop import Loop
 from holdfast.supervise.agent_worker import Worker
 from holdfast.supervise.board import Reading
-from holdfast.supervise.logs import Console, last_lines
+from holdfast.supervise.decisions import NO_RETRY_CODE
+from holdfast.supervise.logs import Console, last_error, last_lines
+from holdfast.supervise.memory_kills import MemoryKills
 from holdfast.supervise.messages import (
     CRASHED,
     DONE,
+    FENCED,
+    HUNG,
     KILLED,
     OUT_OF_MEMORY,
     PREEMPTED,
+    STALLED,
     STOPPED,
     Active,
     Drained,
+    Failed,
+    Finished,
     Leave,
+    Remark,
     Report,
     Seat,
     StopRun,
@@ -36,7 +45,8 @@ from holdfast.supervise.messages import (
     WorkerProgress,
     WorkerStarted,
 )
-from holdfast.supervise.processes import Exit, may_renice, oom_kills, renice_group
+from holdfast.supervise.precedence import is_hushed, is_nice
+from holdfast.supervise.processes import Exit, may_renice, oom_kills, renice_group, renice_session
 from holdfast.supervise.stacks import Dump, stacks_path
 from holdfast.supervise.watch import Verdict
 
@@ -46,6 +56,13 @@ _REPORT_S: Final = 0.5
 """Progress is told no more often."""
 _TAIL_LINES: Final = 20
 _MAX_DETAIL: Final = 2000
+
+
+def _is_late(worker: Worker, exit_: Exit) -> bool:
+    """Whether it hung or fell without a word. With an exit code, its program says that it failed."""
+    if worker.doom is not None:
+        return worker.doom[0] in (HUNG, STALLED, STOPPED)
+    return exit_.code is not None and exit_.code < 0
 
 
 @final
@@ -70,31 +87,53 @@ class Crew:
         self._console = console
         self._workers: dict[int, Worker] = {}
         self._kill_at: float | None = None
-        self._oom_kills = oom_kills()
+        self._memory_kills = MemoryKills(oom_kills())
+        self.successor = False
+        """Whether this agent follows one that was lost, and all its workers with it."""
         self._may_renice = may_renice()
         self._said_nice = False
+        self._lamented: dict[tuple[str, ...], str] = {}
 
     def __len__(self) -> int:
         return len(self._workers)
+
+    def pids(self) -> dict[int, int]:
+        """The numbers of the workers by process."""
+        return {worker.process.pid: number for number, worker in self._workers.items()}
 
     # ---- what the conductor asks for
 
     def spawn(self, number: int, seat: Seat | None) -> None:
         """Start a worker; one that cannot be started has ended."""
         node = self._config.node
-        trains = any(worker.incarnation for worker in self._workers.values())
-        nice = self._niceness() if seat is None or trains else 0
+        others = [worker.standing for worker in self._workers.values()]
+        replica = None if seat is None else seat.replica
+        nice = self._niceness() if is_nice(replica, others, successor=self.successor) else 0
         try:
             worker = Worker(number, self._config, seat=seat, nice=nice)
         except OSError as error:
             _log.error("cannot start worker %d: %s", number, error)
             self._report(WorkerEnded(node, number, CRASHED, 127, -1, "start", f"cannot start it: {error}"))
             return
+        except HoldfastError as error:
+            _log.error("worker %d cannot be: %s", number, error)
+            self._report(WorkerEnded(node, number, CRASHED, NO_RETRY_CODE, -1, "start", error.message))
+            return
         self._workers[number] = worker
         self._loop.add(worker.process.fileno(), lambda: self._ended(worker))
         self._loop.add_stream(worker.stream, lambda: self._heard(worker))
         self._journal.append(WorkerSpawned(node, number, worker.process.pid))
         self._report(WorkerStarted(node, number, worker.process.pid))
+        self._hush()
+
+    def _hush(self) -> None:
+        """Let those who warm up for later step back while somebody is on the way to its first step."""
+        warming = [worker for worker in self._workers.values() if worker.warming]
+        hushed = bool(warming) and is_hushed(worker.standing for worker in self._workers.values())
+        for worker in warming:
+            if worker.hushed != hushed:
+                worker.hushed = hushed
+                renice_session(worker.process.pid, worker.nice if hushed else 0)
 
     def _niceness(self) -> int:
         if self._config.nice and not self._may_renice and not self._said_nice:
@@ -123,6 +162,7 @@ class Crew:
         if worker is None:
             return
         if worker.incarnation and worker.stream.send(Leave(reason, self._config.notice_s)):
+            worker.leaves = True
             return
         self.kill(number, reason, PREEMPTED)
 
@@ -162,16 +202,27 @@ class Crew:
         elif isinstance(word, Drained):
             worker.drained = True
             self._report(WorkerDrained(node, worker.number))
+        elif isinstance(word, Finished):
+            worker.finished = True
+        elif isinstance(word, Failed):
+            worker.error = word.reason[:_MAX_DETAIL]
+        elif isinstance(word, Remark):
+            self._console.say(f"[node {node}] {word.text[:_MAX_DETAIL]}")
 
     def _seat(self, worker: Worker) -> None:
         if worker.seat is None or not worker.waits or worker.sat_down:
             return
         worker.sat_down = True
+        worker.watch.seated(time.monotonic())
         config = self._config
         worker.slot = worker.seat.replica * config.workers_per_replica + worker.seat.index
         worker.stream.send(Take(worker.seat, config.replicas, config.workers_per_replica, config.lanes))
         if worker.nice:
             renice_group(worker.process.pid)
+        if worker.hushed:
+            worker.hushed = False
+            renice_session(worker.process.pid, 0)
+        self._hush()
 
     # ---- what is seen of them
 
@@ -193,6 +244,7 @@ class Crew:
                 worker.told, worker.told_at = told, now
                 median = reading.median_step_s
                 self._report(WorkerProgress(self._config.node, worker.number, *told, median))
+        self._hush()
 
     def _condemn(self, worker: Worker, reading: Reading, verdict: Verdict, now: float) -> None:
         """Name the culprit and have its stacks written down; then it is ended."""
@@ -200,11 +252,6 @@ class Crew:
         slot = -1 if worker.slot is None else worker.slot
         where = f"step {reading.step + 1}, phase {reading.phase!r}"
         title = f"{worker.name} hangs in {where}: {verdict.detail}"
-        worker.doom = (verdict.cause, verdict.detail)
-        # Where it hung: the signal for its stacks may make it go on for a moment.
-        worker.hung_at = reading
-        self._console.say(f"[node {self._config.node}] {title}")
-        _log.warning("%s", title)
         self._journal.append(
             WorkerHung(
                 node=self._config.node,
@@ -218,9 +265,34 @@ class Crew:
                 reason=verdict.detail,
             )
         )
+        self._doom(worker, reading, verdict.cause, verdict.detail, title, now)
+
+    def expel(self, number: int, seconds: float, now: float) -> None:
+        """End a worker that the coordinator declared dead so long ago: others have its lanes."""
+        worker = self._workers.get(number)
+        if worker is None or worker.doom is not None or worker.drained or worker.finished:
+            return
+        reading = worker.reading()
+        if reading.phase == "shutdown":
+            return  # it has left the run, and that phase has its own deadline
+        slot = -1 if worker.slot is None else worker.slot
+        pid, node = worker.process.pid, self._config.node
+        detail = f"it went on for {seconds:.1f} s after the coordinator had declared it dead"
+        title = f"{worker.name} is out of the run in step {reading.step + 1}: {detail}"
+        self._journal.append(
+            WorkerFenced(node, number, pid, slot, reading.phase, reading.step, seconds=seconds)
+        )
+        self._doom(worker, reading, FENCED, detail, title, now)
+
+    def _doom(
+        self, worker: Worker, reading: Reading, cause: str, detail: str, title: str, now: float
+    ) -> None:
+        worker.doom = (cause, detail)
+        # Where it hung: the signal for its stacks may make it go on for a moment.
+        worker.hung_at = reading
+        self._console.say(f"[node {self._config.node}] {title}")
         path = stacks_path(self._config.folder, worker.process.pid)
-        stopped = verdict.cause == STOPPED
-        worker.dump = Dump(worker.process, path, title, stopped=stopped, now=now)
+        worker.dump = Dump(worker.process, path, title, stopped=cause == STOPPED, now=now)
         self._dumped(worker, worker.dump, now)
 
     def _dumped(self, worker: Worker, dump: Dump, now: float) -> None:
@@ -245,9 +317,10 @@ class Crew:
             self._heard(worker)
         self._show(worker, all_=True)
         reading = worker.hung_at or worker.reading()
-        cause, detail = self._cause(worker, exit_)
+        cause, detail = self._cause(worker, exit_, reading)
         node, number = self._config.node, worker.number
-        self._report(WorkerEnded(node, number, cause, code, reading.step, reading.phase, detail))
+        told = 0 if cause == DONE else code
+        self._report(WorkerEnded(node, number, cause, told, reading.step, reading.phase, detail))
         pid = worker.process.pid
         self._journal.append(
             WorkerExited(node, number, pid, cause, code, reading.step, reading.phase, detail)
@@ -255,38 +328,66 @@ class Crew:
         self._loop.remove(worker.process.fileno())
         self._loop.remove(worker.stream.fileno())
         del self._workers[number]
+        if cause == DONE and (code or not worker.incarnation):
+            self._console.say(f"[node {node}] {worker.name}: {detail}")
         if cause not in (DONE, KILLED, PREEMPTED):
-            self._lament(worker, f"{worker.name} {cause}: {detail}")
+            self._lament(worker, cause, detail)
         worker.close()
 
-    def _cause(self, worker: Worker, exit_: Exit) -> tuple[str, str]:
+    def _cause(self, worker: Worker, exit_: Exit, reading: Reading) -> tuple[str, str]:
         code = exit_.code
+        if worker.finished and _is_late(worker, exit_):
+            # The work is done and saved; another process would only do its end over.
+            return DONE, f"all its steps were done; then {exit_}" if worker.doom is None else worker.doom[1]
         if worker.doom is not None:
             return worker.doom
-        if worker.drained:
+        if worker.drained or (worker.leaves and code == 0 and not worker.finished):
             return PREEMPTED, f"drained, {exit_}"
         if code == 0:
-            return DONE, str(exit_)
-        if code == -9 and (kills := oom_kills()) is not None and kills > (self._oom_kills or 0):
-            self._oom_kills = kills
+            return self._left(worker, reading)
+        if code == -9 and self._memory_kills.claims(oom_kills(), now=time.monotonic()):
             return OUT_OF_MEMORY, "killed by the kernel for want of memory"
-        said = last_lines(worker.log, 1)
-        return CRASHED, f"{exit_}: {said[0]}"[:_MAX_DETAIL] if said else str(exit_)
+        if code is None or code < 0:
+            return CRASHED, str(exit_)  # what it printed last has nothing to do with that
+        said = last_error(last_lines(worker.log, _TAIL_LINES, since=worker.log_from))
+        return CRASHED, worker.error or (f"{exit_}: {said}"[:_MAX_DETAIL] if said else str(exit_))
+
+    def _left(self, worker: Worker, reading: Reading) -> tuple[str, str]:
+        """What an exit code of 0 means of one that nobody told to leave."""
+        if worker.finished or self._kill_at is not None:
+            return DONE, str(Exit(0))
+        if worker.incarnation:
+            return CRASHED, f"ended with 0 in step {max(0, reading.step)} before its steps were done"
+        call = "run.restore()" if worker.sat_down else "holdfast.join()"
+        return DONE, f"ended with 0 and without {call}: it has trained nothing"
 
     # ---- what people see
 
     def _show(self, worker: Worker, *, all_: bool = False) -> None:
-        slots = self._config.log_slots
-        if worker.tail is None or worker.slot is None or (slots is not None and worker.slot not in slots):
+        if worker.tail is None or not self._shows(worker):
             return
         for line in worker.tail.lines(all_=all_):
             self._console.say(f"[{worker.slot}] {line}")
 
-    def _lament(self, worker: Worker, what: str) -> None:
-        lines = last_lines(worker.log, _TAIL_LINES)
-        self._console.say(f"[node {self._config.node}] {what}")
-        for line in lines:
-            self._console.say(f"    | {line}")
+    def _shows(self, worker: Worker) -> bool:
+        """Whether people see what it prints."""
+        slots = self._config.log_slots
+        return worker.slot is not None and (slots is None or worker.slot in slots)
+
+    def _lament(self, worker: Worker, cause: str, detail: str) -> None:
+        """Say how a worker failed, with its last lines where they have not been shown."""
+        seen = self._shows(worker)
+        why = "" if seen and detail == worker.error else f": {detail}"
+        self._console.say(f"[node {self._config.node}] {worker.name} {cause}{why}")
+        if not seen:
+            lines = tuple(last_lines(worker.log, _TAIL_LINES, since=worker.log_from))
+            if before := self._lamented.get(lines):
+                self._console.say(f"    its last lines are those of {before}")
+            else:
+                for line in lines:
+                    self._console.say(f"    | {line}")
+            if lines:
+                self._lamented = {lines: worker.name}
         self._console.say(f"    all of it: {worker.log}")
 
     def close(self) -> None:

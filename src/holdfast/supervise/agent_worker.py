@@ -13,9 +13,10 @@ from typing import Final, final
 from holdfast.supervise.agent_config import AgentConfig
 from holdfast.supervise.board import BoardReader, Reading, make_board
 from holdfast.supervise.environment import world_environment
-from holdfast.supervise.logs import Tail, log_path, opened
+from holdfast.supervise.logs import Tail, log_path, opened, size_of
 from holdfast.supervise.messages import Seat, Word
 from holdfast.supervise.parts import KIND
+from holdfast.supervise.precedence import Standing
 from holdfast.supervise.processes import Process, start
 from holdfast.supervise.stacks import Dump
 from holdfast.supervise.stream import Stream, words_of
@@ -36,15 +37,26 @@ class Worker:
         self.nice = nice
         self.waits = False
         self.sat_down = False
+        self.hushed = False
+        self._entered: int | None = None
+        self.trains = False
+        """Whether it has done a step."""
+        self.leaves = False
+        """Whether it was told to."""
         self.drained = False
+        self.finished = False
+        self.error = ""
+        """Why its program failed, as it says itself."""
         self.incarnation = ""
-        self.slot: int | None = None
+        self.slot = None if seat is None else seat.replica * config.workers_per_replica + seat.index
         self.doom: tuple[str, str] | None = None
         self.dump: Dump | None = None
         self.hung_at: Reading | None = None
         self.told: tuple[int, str] = (-1, "start")
         self.told_at = 0.0
         self.log = log_path(config.folder, f"{config.node}-{number}")
+        self.log_from = 0
+        """Where its own output begins: an earlier launch had workers of this number, too."""
         now = time.monotonic()
         ours, theirs = socket.socketpair()
         board = make_board()
@@ -54,6 +66,7 @@ class Worker:
             os.write(sink, config.token.encode())
             os.close(sink)
             log = opened(self.log)
+            self.log_from = size_of(log)
             self.process: Process = start(
                 [*(config.program or _PROGRAM), *config.script],
                 env=_environment(config, control=theirs.fileno(), board=board, token=token),
@@ -75,7 +88,7 @@ class Worker:
         self.stream: Stream[Word] = words_of(ours)
         self.tail: Tail | None = None
         with contextlib.suppress(OSError):
-            self.tail = Tail(self.log)
+            self.tail = Tail(self.log, since=self.log_from)
         self.watch = Watch(config.deadlines, now=now)
 
     @property
@@ -84,9 +97,27 @@ class Worker:
         seat = "no seat" if self.seat is None else f"replica {self.seat.replica}.{self.seat.index}"
         return f"worker {self.number} ({seat}, pid {self.process.pid})"
 
+    @property
+    def warming(self) -> bool:
+        """Whether it is nice, and has not come to its seat yet."""
+        return bool(self.nice) and not self.sat_down
+
+    @property
+    def standing(self) -> Standing:
+        """Where it stands among those who start."""
+        replica = None if self.seat is None else self.seat.replica
+        reading = self.reading()
+        waits = bool(reading.waiting)
+        return Standing(replica, bool(self.incarnation), self.trains, self.warming, reading.phase, waits)
+
     def reading(self) -> Reading:
         """Where it is."""
-        return self.reader.read()
+        reading = self.reader.read()
+        if not self.trains and reading.phase == "step":
+            if self._entered is None:
+                self._entered = reading.step
+            self.trains = reading.step > self._entered
+        return reading
 
     def close(self) -> None:
         """Let go of all that belonged to it."""
@@ -113,6 +144,8 @@ def _environment(config: AgentConfig, *, control: int, board: int, token: int) -
         **config.marks,
         KIND: WORKER,
         "HOLDFAST_RUN": config.run,
+        "HOLDFAST_LAUNCH": config.launch,
+        "HOLDFAST_WORKERS": str(config.workers_per_replica),
         "HOLDFAST_COORD": f"file:{config.discovery}",
         "HOLDFAST_CONTROL_FD": str(control),
         "HOLDFAST_BOARD_FD": str(board),

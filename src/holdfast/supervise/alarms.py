@@ -39,6 +39,12 @@ class Alarms:
     def clear(self, kind: str, of: int) -> None:
         self._at.pop((kind, of), None)
 
+    def postpone(self, seconds: float) -> None:
+        """Move all of them."""
+        live = [one for one in self._heap if self._at.get(one[2]) == one[0]]
+        self._heap = [(at + seconds, count, alarm) for at, count, alarm in live]
+        self._at = {alarm: at for at, _, alarm in self._heap}
+
     def next_at(self) -> float:
         """When the next one is due; inf if there is none."""
         heap = self._heap

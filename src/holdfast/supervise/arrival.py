@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, final
 
 import msgspec
@@ -13,6 +14,7 @@ from holdfast import faults, journal
 from holdfast.errors import CoordError, TransferError
 from holdfast.supervise.donors import Donor
 from holdfast.supervise.members import Members, Waits
+from holdfast.supervise.messages import Remark
 from holdfast.supervise.regroup import NO_STATE, Decision
 from holdfast.supervise.saving import RunSaver
 
@@ -20,6 +22,7 @@ log = logging.getLogger("holdfast.run")
 
 _VAULTS: Final = "vault/"
 _RECEIVE_S: Final = 120.0
+_PLACES: Final = {"vault": "in the memory of a vault", "disk": "on disk", "mirror": "on the mirror"}
 
 
 class Found(NamedTuple):
@@ -41,14 +44,16 @@ class Arrival:
         *,
         members: Members | None,
         donor: Donor | None,
+        say: Callable[[Remark], None] = lambda remark: None,
     ) -> None:
         self._saver = saver
         self._events = events
         self._board = board
         self._members = members
         self._donor = donor
+        self._say = say
 
-    def state(self, decision: Decision, template: Any) -> Found | None:
+    def state(self, decision: Decision, template: Any, first: Callable[[], Found]) -> Found | None:
         """What a decision gives this worker; None if that is nothing, or could not be had.
 
         Blocks: until it is here. Fails: GenerationOver, for all workers of the replica alike; MismatchError.
@@ -57,7 +62,7 @@ class Arrival:
         slot = self._members.place.slot
         try:
             if slot in decision.loaders:
-                return self.loaded(template)
+                return self.loaded(template, first)
             if slot in decision.sources:
                 return self._received(self._members, decision, template)
         except TransferError as error:
@@ -71,8 +76,8 @@ class Arrival:
             with contextlib.suppress(CoordError):  # then the vaults of other nodes are not asked
                 self._members.client.set(f"{_VAULTS}{node}", address.encode())
 
-    def loaded(self, template: Any) -> Found:
-        """The newest state in vaults and on disk; without one, the template itself, of no step.
+    def loaded(self, template: Any, first: Callable[[], Found]) -> Found:
+        """The newest state in vaults and on disk, in the shape of `template`; else what `first` makes.
 
         Called by: all workers of a replica. Blocks: while reading. Fails: GenerationOver, MismatchError.
         """
@@ -85,13 +90,14 @@ class Arrival:
             found = None
         elif common != newest:
             found = self._saver.load(template, step=common, vaults=vaults)
-        event = journal.RunRestored(
-            step=0 if found is None else found.steps,
-            source="init" if found is None else found.source,
-            seconds=time.monotonic() - began,
+        source = "init" if found is None else found.source
+        state = first() if found is None else Found(found.steps, found.state)
+        self._events.append(
+            journal.RunRestored(step=state.steps, source=source, seconds=time.monotonic() - began)
         )
-        self._events.append(event)
-        return Found(0, template) if found is None else Found(found.steps, found.state)
+        if found is not None:
+            self._say(Remark(f"the run goes on from step {state.steps}, {_PLACES.get(source, source)}"))
+        return state
 
     def _vaults(self) -> list[str]:
         if self._members is not None:

@@ -76,6 +76,7 @@ class Board:
         self._page = page
         self._monotonic = monotonic
         self._phase = "start"
+        self._compiling = False
         self._waiting = ""
         self._progressed_at = 0.0
         self._num_steps = 0
@@ -106,11 +107,21 @@ class Board:
     def phase(self, name: str) -> str:
         """Enter a phase; gives the one before it, to go back to."""
         before, self._phase = self._phase, name
+        self._show_phase()
+        return before
+
+    def compiling(self, now: bool) -> None:
+        """Be in the phase "compile" for as long as something compiles, on whichever thread, and then again
+        in the one that was entered last, be it meanwhile.
+        """
+        self._compiling = now
+        self._show_phase()
+
+    def _show_phase(self) -> None:
         self._begin()
-        _text(self._page, _PHASE, _PHASE_BYTES, name)
+        _text(self._page, _PHASE, _PHASE_BYTES, "compile" if self._compiling else self._phase)
         _TIME.pack_into(self._page, _PHASE_SINCE, self._monotonic())
         self._end()
-        return before
 
     def waiting(self, name: str | None) -> None:
         """Wait for others in the Holdfast call `name`; None: no more. The same name again: the wait goes on.

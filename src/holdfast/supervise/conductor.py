@@ -122,15 +122,11 @@ class Conductor:
 
     def _turn(self) -> None:
         """Wait for something and handle it: reports before alarms, so that nobody's word comes too late."""
-        if not self._pending:
-            wait = min(self._policy.wake_at - self._clock.monotonic(), _LONGEST_S)
-            if self._written != self._policy.version:
-                wait = min(wait, self._written_at + _STATUS_S - self._clock.monotonic())
-            for key, events in self._selector.select(max(0.0, wait)):
-                if key.data is None:
-                    self._wake_up()
-                else:
-                    self._heard(key.data, events)
+        for key, events in self._selector.select(0.0 if self._pending else self._wait_s()):
+            if key.data is None:
+                self._wake_up()
+            else:
+                self._heard(key.data, events)
         while self._wishes:
             self._pending.append(self._wishes.popleft())
         while self._pending and self._ended is None:
@@ -139,6 +135,13 @@ class Conductor:
         if self._ended is None and self._policy.wake_at <= self._clock.monotonic():
             self._carry_out(self._policy.step(Tick(), now=self._clock.monotonic()))
         self._show()
+
+    def _wait_s(self) -> float:
+        now = self._clock.monotonic()
+        wait = min(self._policy.wake_at - now, _LONGEST_S)
+        if self._written != self._policy.version:
+            wait = min(wait, self._written_at + _STATUS_S - now)
+        return max(0.0, wait)
 
     def _wake_up(self) -> None:
         with contextlib.suppress(OSError):
@@ -170,9 +173,10 @@ class Conductor:
     def _drop(self, node: int, reason: str) -> None:
         """A stream is over: see to it that the agent is gone as well, since another may be started."""
         stream = self._streams.pop(node, None)
-        if stream is not None:
-            self._selector.unregister(stream.fileno())
-            stream.close()
+        if stream is None:
+            return  # that it is gone is on its way to the policy: a second time would be of its successor
+        self._selector.unregister(stream.fileno())
+        stream.close()
         try:
             self._agents.kill(node)
         except HoldfastError as error:

@@ -28,6 +28,7 @@ class Inheritance:
     coordinator: str
     vault: str
     token: bytes | None
+    launch: str
     board: Board
     orders: Stream[Order]
 
@@ -55,6 +56,7 @@ def inheritance() -> Inheritance | None:
             coordinator=os.environ["HOLDFAST_COORD"],
             vault=os.environ.get("HOLDFAST_VAULT", ""),
             token=_read(int(token)) if token else None,
+            launch=os.environ.get("HOLDFAST_LAUNCH", ""),
             board=Board.open(int(board)),
             orders=orders_of(inherited_socket(int(control))),
         )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import os
 import re
-import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +15,15 @@ from holdfast.errors import DeadlineError, UsageError
 from holdfast.journal import Journal
 from holdfast.reduce import Reducer
 from holdfast.supervise import hooks
+from holdfast.supervise.decisions import RETRY_CODE
 from holdfast.supervise.donors import Donor
 from holdfast.supervise.inheritance import Inheritance, inheritance
 from holdfast.supervise.members import Members, Place
 from holdfast.supervise.messages import Order, Seat, Take, Waiting
-from holdfast.supervise.run import RETRY, Parts, Run, RunInfo, run_folder
-from holdfast.supervise.saving import RunSaver
-from holdfast.supervise.solo import NoBoard, Notes, Solo
+from holdfast.supervise.run import Parts, Run, RunInfo
+from holdfast.supervise.saving import Keep, MirrorAt, RunSaver
+from holdfast.supervise.secret import run_token
+from holdfast.supervise.solo import NoBoard, Solo
 from holdfast.supervise.stream import Stream
 from holdfast.wire import ConnectionLost
 
@@ -41,6 +41,10 @@ def join(
     samples_per_step: int | None = None,
     world: str = "auto",
     lanes: int | None = None,
+    keep: Keep = 3,
+    checkpoints: str | os.PathLike[str] | None = None,
+    mirror: MirrorAt = None,
+    folder: str | os.PathLike[str] = "runs",
 ) -> Run:
     """This process's part in a run: under `holdfast launch` as one of its workers, alone as a run of one.
 
@@ -59,6 +63,10 @@ def join(
         world: "auto" starts a JAX world for the workers of a replica if the program uses JAX and there are
             several of them; "jax" and "none" say so.
         lanes: how many lanes a step has, in a run of one; under launch it is given.
+        keep: which checkpoints stay, as for `Checkpointer`.
+        checkpoints: the folder they go to; `ckpt` in the run's folder if not given.
+        mirror: a second place that they are copied to, such as "s3://bucket/run", as for `Checkpointer`.
+        folder: where the folder of a run of one lies; under launch it is given.
 
     Blocks: under launch, until this process is given a seat; a parked process may wait for days.
     Fails: UsageError; UnreachableError where there is no coordinator.
@@ -69,9 +77,10 @@ def join(
     if given is None:
         if rehearse is not None:
             rehearse()
-        return _alone(name or "run", samples_per_step, _LANES if lanes is None else lanes)
+        num_lanes = _LANES if lanes is None else lanes
+        return _alone(name or "run", samples_per_step, num_lanes, keep, checkpoints, mirror, Path(folder))
     board, orders = given.board, given.orders
-    _watch_compiles(board)
+    hooks.watch_compiles(lambda: board.compiling(True), lambda: board.compiling(False))
     if rehearse is not None:
         before = board.phase("compile")
         rehearse()
@@ -81,7 +90,7 @@ def join(
     take = _seat(orders)
     board.phase("init")
     place = Place(take.seat, take.replicas, take.workers_per_replica, take.lanes)
-    return _member(given, place, samples_per_step, world, lanes)
+    return _member(given, place, samples_per_step, world, lanes, keep, checkpoints, mirror)
 
 
 def _seat(orders: Stream[Order]) -> Take:
@@ -92,59 +101,48 @@ def _seat(orders: Stream[Order]) -> Take:
         except DeadlineError:
             continue  # parked for as long as the agent lives
         except ConnectionLost:
-            raise SystemExit(RETRY) from None  # the agent is gone, and this process with it
+            raise SystemExit(RETRY_CODE) from None  # the agent is gone, and this process with it
         if isinstance(order, Take):
             return order
         raise SystemExit(0)  # told to go, and nobody knows of this process yet
 
 
-def _watch_compiles(board: Notes) -> None:
-    """Let a compile be a phase of its own, whenever one happens."""
-    before: list[str] = []
-
-    def leave() -> None:
-        if before:
-            board.phase(before.pop())
-
-    hooks.watch_compiles(lambda: before.append(board.phase("compile")), leave)
-
-
-def _alone(name: str, samples_per_step: int | None, lanes: int) -> Run:
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name of a run", hint="letters, digits and . _ - are fine")
+def _alone(
+    name: str,
+    samples_per_step: int | None,
+    lanes: int,
+    keep: Keep,
+    checkpoints: str | os.PathLike[str] | None,
+    mirror: MirrorAt,
+    base: Path,
+) -> Run:
+    folder = own_folder(base, name)
     if lanes < 1:
         raise UsageError(f"lanes={lanes}", hint="at least one")
-    folder = run_folder(name)
     place = Place(Seat(0, 0, 0), 1, 1, lanes)
+    key = _key(run_token(folder).encode())
     events = Journal(folder / JOURNAL, component="worker 0")
     parts = Parts(
         board=NoBoard(),
         events=events,
         solo=Solo(Reducer(run=name, num_lanes=lanes), lanes),
-        saver=RunSaver(folder / "ckpt", run=name, events=events),
+        saver=RunSaver(checkpoints or folder / "ckpt", run=name, events=events, keep=keep, mirror=mirror),
     )
     info = RunInfo(
         name=name,
         folder=folder,
         place=place,
         samples_per_step=samples_per_step,
-        key=_key(_own_token(folder / "token")),
+        key=key,
     )
     return Run(info, parts)
 
 
-def _own_token(path: Path) -> bytes:
-    """The secret of a run of one, made at its first start: whole, or not there."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made = path.with_name(f"{path.name}.{os.getpid()}")
-        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(secrets.token_hex(32))
-        with contextlib.suppress(FileExistsError):  # another process was first
-            os.link(made, path)
-        made.unlink()
-    return path.read_bytes()
+def own_folder(base: Path, name: str) -> Path:
+    """Where everything of a run of one lies. Fails: UsageError for what is no name of a run."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name of a run", hint="letters, digits and . _ - are fine")
+    return base.absolute() / name
 
 
 def _key(token: bytes | None) -> bytes:
@@ -158,6 +156,9 @@ def _member(
     samples_per_step: int | None,
     world: str,
     lanes: int | None,
+    keep: Keep,
+    checkpoints: str | os.PathLike[str] | None,
+    mirror: MirrorAt,
 ) -> Run:
     folder = Path(given.folder)
     label = f"slot {place.slot}"
@@ -182,6 +183,7 @@ def _member(
         place=place,
         samples_per_step=samples_per_step,
         key=_key(given.token),
+        launch=given.launch,
     )
     leave = None
     if place.workers > 1 and (world == "jax" or (world == "auto" and "jax" in sys.modules)):
@@ -191,7 +193,7 @@ def _member(
         board=given.board,
         events=events,
         saver=RunSaver(
-            folder / "ckpt",
+            checkpoints or folder / "ckpt",
             run=given.run,
             rank=place.seat.index,
             world=place.workers,
@@ -199,6 +201,8 @@ def _member(
             coordinator=given.coordinator,
             token=given.token,
             events=events,
+            keep=keep,
+            mirror=mirror,
         ),
         members=members,
         donor=donor,
@@ -206,6 +210,18 @@ def _member(
         leave_world=leave,
     )
     return Run(info, parts)
+
+
+def keeping() -> tuple[Path, bytes] | None:
+    """The folder of the run that this process was started for, and its key (`Run.key`), before `join`.
+
+    None where there is no seat to be had without `join` touching it first: alone, or where several workers
+    make up a replica, of which none may touch a device before it has a seat.
+    """
+    given = inheritance()
+    if given is None or int(os.environ.get("HOLDFAST_WORKERS", "1")) > 1:
+        return None
+    return Path(given.folder), _key(given.token)
 
 
 class _Connecting:

@@ -23,24 +23,38 @@ def opened(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
-def last_lines(path: str, count: int) -> list[str]:
-    """The last lines of a file, as far as it can be read."""
+def size_of(fd: int) -> int:
+    """How much is in an open file: what other processes wrote there before, of earlier launches too."""
+    return os.fstat(fd).st_size
+
+
+def last_lines(path: str, count: int, *, since: int = 0) -> list[str]:
+    """The last lines of a file from the byte `since` on, as far as it can be read."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            file.seek(max(since, size_of(file.fileno()) - _TAIL_BYTES))
             text = file.read(_TAIL_BYTES).decode(errors="replace")
     except OSError:
         return []
     return [line[:_MAX_LINE] for line in text.splitlines() if line.strip()][-count:]
 
 
+def last_error(lines: list[str]) -> str:
+    """The last of these lines that may say why a process ended; empty if none does.
+
+    What follows `hint:` says what to do about an error, not what it is.
+    """
+    hints = [at for at, line in enumerate(lines) if line.startswith("hint:")]
+    return "".join(lines[: hints[-1] if hints else None][-1:])
+
+
 @final
 class Tail:
-    """Follows a file that another process appends to."""
+    """Follows a file that another process appends to, from the byte `since` on."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, since: int = 0) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._at = 0
+        self._at = since
         self._rest = b""
 
     def lines(self, *, all_: bool = False) -> list[str]:

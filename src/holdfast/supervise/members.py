@@ -34,7 +34,7 @@ from holdfast.errors import (
 )
 from holdfast.reduce import Group, Member, Reducer
 from holdfast.supervise.messages import Seat
-from holdfast.supervise.regroup import Decision, Report, decide
+from holdfast.supervise.regroup import Circle, Decision, Report, decide
 
 log = logging.getLogger("holdfast.supervise")
 
@@ -116,6 +116,7 @@ class Members:
         self._changed = threading.Condition()
         self._coord_slots: dict[int, int] = {}
         self._lost: list[int] = []
+        self._circle = Circle()
         self.reports: dict[int, Report] = {}
         self.decision: Decision | None = None
         self.meeting = 0
@@ -182,6 +183,8 @@ class Members:
                 deadline.check("the other members to regroup", hint="`holdfast status` shows who is missing")
                 decision = self._meeting(held, deadline)
                 if decision is not None:
+                    stays = decision.saver == self.place.seat.replica
+                    self._circle.meet(decision.step, self.reports.values(), stays=stays, now=time.monotonic())
                     self._events.append(
                         journal.Regrouped(
                             generation=self.client.generation,
@@ -366,6 +369,22 @@ class Members:
         finally:
             with self._changed:
                 self._at_end = ""
+            self._board.waiting(None)
+
+    def finish(self, timeout_s: float) -> None:
+        """Have finished. Blocks: until all members that are alive have. Fails: DeadlineError, FencedError."""
+        self._board.waiting("finish")
+        try:
+            self.client.finish(timeout_s)
+        finally:
+            self._board.waiting(None)
+
+    def reached_stop(self, steps: int, timeout_s: float) -> bool:
+        """Whether all stop here. Blocks: while a stop is announced, not decided. Fails: DeadlineError."""
+        self._board.waiting("stop")
+        try:
+            return self.client.reached_stop(steps, timeout_s=timeout_s)
+        finally:
             self._board.waiting(None)
 
     def close(self) -> None:

@@ -21,6 +21,8 @@ STOPPED: Final = "stopped"
 """A stopped process (SIGSTOP); killed."""
 STALLED: Final = "stalled"
 """Used no CPU and waited in no named call; killed."""
+FENCED: Final = "fenced"
+"""Declared dead by the coordinator, and went on; killed."""
 OUT_OF_MEMORY: Final = "out of memory"
 PREEMPTED: Final = "preempted"
 KILLED: Final = "killed"
@@ -99,7 +101,7 @@ class WorkerEnded(Struct, frozen=True, array_like=True, tag=7, gc=False):
     step: int
     phase: str
     detail: str = ""
-    """For people: the last line of its error output, where its stacks are."""
+    """For people: its error, or where its stacks are."""
 
 
 class WorkerDrained(Struct, frozen=True, array_like=True, tag=8, gc=False):
@@ -204,7 +206,19 @@ class Finished(Struct, frozen=True, array_like=True, tag=4, gc=False):
     """All steps are done; the worker exits with 0."""
 
 
-Word: TypeAlias = Waiting | Active | Drained | Finished
+class Failed(Struct, frozen=True, array_like=True, tag=5, gc=False):
+    """The program ends with an error: which, in one line."""
+
+    reason: str
+
+
+class Remark(Struct, frozen=True, array_like=True, tag=6, gc=False):
+    """Something that people want to know of the run, in one line."""
+
+    text: str
+
+
+Word: TypeAlias = Waiting | Active | Drained | Finished | Failed | Remark
 
 
 # ---- agent to worker

@@ -3,7 +3,7 @@
     policy = Policy(settings)
     decisions = policy.begin(now=...)               # once
     decisions = policy.step(happening, now=...)     # for every report, wish and Tick, in order
-    policy.wake_at                                  # when to send a Tick, at the latest
+    policy.wake_at                                  # when to send a Tick, after all that has been heard
 
 `now` is seconds on a clock that never goes back; the policy has no other, and no socket, thread or random
 number. Its parts: `seating` gives seats to processes, `verdicts` says what an end means, `nodes` minds the
@@ -62,10 +62,10 @@ from holdfast.supervise.roster import (
 from holdfast.supervise.rules import PolicySettings
 from holdfast.supervise.seating import Seating
 from holdfast.supervise.status import RunStatus, run_status
-from holdfast.supervise.verdicts import Verdicts
+from holdfast.supervise.verdicts import NOT_JOINED, Verdicts
 
 _LATE_S: Final = 1.0
-"""A Tick that comes so late means that this process itself stood still."""
+"""A step that comes so late means that this process itself stood still."""
 
 
 @final
@@ -143,24 +143,30 @@ class Policy:
             return []
         self._credit(now)
         roster.now = now
-        if type(happening) is not Tick:
+        if type(happening) is Tick:
+            self._ring(now)
+        else:
             self._take_in(happening)
-        while (alarm := roster.alarms.pop_due(now)) is not None:
-            roster.dirty = True
-            self._due[alarm[0]](alarm[1])
         if roster.dirty:
             roster.dirty = False
             self._follow_up()
         return self._take()
+
+    def _ring(self, now: float) -> None:
+        """Alarms ring for a Tick alone: whatever was reported before they were due has been heard by then."""
+        while (alarm := self._roster.alarms.pop_due(now)) is not None:
+            self._roster.dirty = True
+            self._due[alarm[0]](alarm[1])
 
     def _take(self) -> list[Decision]:
         decisions, self._roster.decisions = self._roster.decisions, []
         return decisions
 
     def _credit(self, now: float) -> None:
-        """If this process itself was away, no agent's silence in that time is held against it."""
+        """If this process itself was away, nobody is late for what it should have done in that time."""
         late = now - self._roster.alarms.next_at()
         if late > _LATE_S:
+            self._roster.alarms.postpone(late)
             for node in self._roster.nodes.values():
                 node.heard = min(now, node.heard + late)
 
@@ -234,6 +240,7 @@ class Policy:
                     roster.nodes[worker.node].parking.reset()
             case WorkerActive():
                 worker.slot = report.slot
+                roster.joined = True
                 if worker.state in (STARTING, WARMING, SEATED):
                     worker.state, worker.active_since = ACTIVE, roster.now
                     worker.floor = roster.newest
@@ -251,6 +258,7 @@ class Policy:
                     roster.forget(worker)
                 else:
                     self._verdicts.ended(worker, report)
+                self._verdicts.reached(report.step)
 
     def _follow_up(self) -> None:
         """After whatever changed: end the run if it is to end, else see that everybody has a seat."""
@@ -276,10 +284,10 @@ class Policy:
         """All steps are done once a whole replica has done them: every replica holds the same state."""
         roster = self._roster
         if roster.any_finished() and not any(replica.workers for replica in roster.replicas.values()):
-            roster.stop(DONE_CODE, "all steps are done")
+            roster.stop(DONE_CODE, "all steps are done" if roster.joined else NOT_JOINED)
 
     def _stop_asked(self, wish: StopAsked) -> None:
-        self._roster.stop(RETRY_CODE, f"stopped: {wish.reason}")
+        self._roster.stop(RETRY_CODE, f"stopped: {wish.reason}; the same command goes on from what is saved")
         self._roster.dirty = True
         if wish.at_once:
             self._begin_to_end()

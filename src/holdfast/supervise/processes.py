@@ -24,6 +24,7 @@ from holdfast.supervise.watch import Facts
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
+_CAP_SYS_ADMIN: Final = 21
 _CAP_SYS_NICE: Final = 23
 _NOT_STARTED: Final = 127
 MAX_ENVIRON: Final = 1 << 20
@@ -160,20 +161,38 @@ def _before_exec(parent: int, *, bound: bool, nice: int) -> Callable[[], None] |
 
 
 def may_renice() -> bool:
-    """Whether this process may raise the priority of another one back to normal."""
+    """Whether this process may raise the priority of another one back to its own."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
+    return _may(_CAP_SYS_NICE) or soft == resource.RLIM_INFINITY or soft >= 20
+
+
+def _may(capability: int) -> bool:
     with contextlib.suppress(OSError, ValueError, IndexError):
         status = Path("/proc/self/status").read_text(encoding="utf-8")
-        effective = int(status.partition("CapEff:")[2].split()[0], 16)
-        if effective >> _CAP_SYS_NICE & 1:
-            return True
-    soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
-    return soft == resource.RLIM_INFINITY or soft >= 20
+        return bool(int(status.partition("CapEff:")[2].split()[0], 16) >> capability & 1)
+    return False
 
 
 def renice_group(pid: int) -> None:
-    """Give all threads of the group that `pid` leads the usual priority, where that is permitted."""
+    """Give the group that `pid` leads the priority of this process, where that is permitted."""
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PGRP, pid, 0)
+        os.setpriority(os.PRIO_PGRP, pid, os.getpriority(os.PRIO_PROCESS, 0))
+
+
+def renice_session(pid: int, nice: int) -> None:
+    """Give the session that `pid` leads a niceness among all sessions, where Linux shares by session.
+
+    Among them the niceness of a process means nothing: each session gets the same (sched(7), "The autogroup
+    feature"). Without CAP_SYS_ADMIN nothing is done: Linux then takes ten changes a second of all that are
+    made on the machine, and one that could not be taken back would be worse than none.
+    """
+    if _may(_CAP_SYS_ADMIN):
+        with contextlib.suppress(OSError):  # no such file: it does not share by session
+            fd = os.open(f"/proc/{pid}/autogroup", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, b"%d" % nice)
+            finally:
+                os.close(fd)
 
 
 # ---- processes that others started

@@ -21,9 +21,11 @@ it that every lane is in a sum exactly once, and that nobody goes on from a step
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, final
 
 from msgspec import Struct
+
+from holdfast.errors import DeadlineError
 
 NO_STATE: Final = -1
 
@@ -49,6 +51,9 @@ class Report(Struct, frozen=True, array_like=True):
     saving: bool = False
 
 
+CIRCLES: Final = 10
+CIRCLE_S: Final = 60.0
+"""So many meetings in so long a time without any change are a circle."""
 Lanes = dict[int, tuple[int, ...]]
 """Lanes by slot: each worker of a replica has those of its replica."""
 
@@ -248,3 +253,30 @@ def _slots(replicas: Collection[int], workers: int) -> list[int]:
 
 def _by_slot(lanes: Mapping[int, tuple[int, ...]], workers: int) -> Lanes:
     return {r * workers + index: own for r, own in sorted(lanes.items()) for index in range(workers)}
+
+
+@final
+class Circle:
+    """Notices that the same members meet again and again over the same step, and nothing comes of it. Pure.
+
+    Two of them that reach the coordinator and not each other would do so for ever. All notice it in the same
+    meeting; whoever of them `stays` keeps the state of the run, and the others come back to it as newcomers.
+    """
+
+    def __init__(self) -> None:
+        self._about: object = None
+        self._since = 0.0
+        self._times = 0
+
+    def meet(self, step: int, reports: Iterable[Report], *, stays: bool, now: float) -> None:
+        """A meeting has ended. Fails: DeadlineError after too many that are alike, unless this one stays."""
+        about = (step, frozenset((one.incarnation, one.steps, one.lanes) for one in reports))
+        if about != self._about:
+            self._about, self._since, self._times = about, now, 0
+        self._times += 1
+        if not stays and self._times > CIRCLES and now - self._since > CIRCLE_S:
+            raise DeadlineError(
+                f"the same members have met {self._times} times in {now - self._since:.0f} s over step "
+                f"{step}, and it is not decided",
+                hint="two of them cannot reach each other, or have different versions; their logs say which",
+            )

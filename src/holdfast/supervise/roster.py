@@ -132,6 +132,8 @@ class Roster:
         self.wanted = settings.replicas
         self.newest = -1
         """The furthest step that any worker has reached."""
+        self.joined = False
+        """Whether anybody has ever taken part."""
         self.verdict: tuple[int, str, float] | None = None
         """Exit code, message and grace, once the run is to end."""
         self.dirty = True

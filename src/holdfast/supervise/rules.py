@@ -12,6 +12,7 @@ from holdfast.supervise.budgets import Allowance
 from holdfast.supervise.messages import (
     AGENT_LOST,
     CRASHED,
+    FENCED,
     HUNG,
     KILLED,
     OUT_OF_MEMORY,
@@ -31,6 +32,7 @@ ALLOWANCES: Final[Mapping[str, Allowance]] = MappingProxyType(
         HUNG: _HANG,
         STOPPED: _HANG,
         STALLED: _HANG,
+        FENCED: Allowance(limit=10),
         OUT_OF_MEMORY: Allowance(limit=4),
         AGENT_LOST: Allowance(limit=6),
         PART: Allowance(limit=20, window_s=600.0),
@@ -96,6 +98,8 @@ class PolicySettings:
         problems = [
             f"{name}={value} is less than {least}"
             for name, value, least in (
+                ("replicas", self.replicas, 1),
+                ("min_replicas", self.min_replicas, 1),
                 ("workers_per_replica", self.workers_per_replica, 1),
                 ("nodes", self.nodes, 1),
                 ("spares", self.spares, 0),
@@ -108,11 +112,10 @@ class PolicySettings:
             )
             if value < least
         ]
-        if not 1 <= self.min_replicas <= self.replicas <= self.most:
-            problems.append(
-                f"1 <= min_replicas={self.min_replicas} <= replicas={self.replicas} <= "
-                f"max_replicas={self.most} does not hold"
-            )
+        if self.min_replicas > max(1, self.replicas):
+            problems.append(f"min_replicas={self.min_replicas} is more than replicas={self.replicas}")
+        if self.most < self.replicas:
+            problems.append(f"max_replicas={self.most} is less than replicas={self.replicas}")
         if self.spares >= self.nodes:
             problems.append(f"spares={self.spares} leaves none of nodes={self.nodes} to work")
         if not 0 <= self.coordinator_node < self.nodes:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, final
 
 from holdfast import journal, vault
-from holdfast.checkpoint import Checkpointer, SaveHandle
-from holdfast.errors import DeadlineError, HoldfastError, UsageError
+from holdfast.checkpoint import Checkpointer, Mirror, Policy, SaveHandle, SaveState, committed_steps
+from holdfast.errors import HoldfastError, MismatchError, NoCheckpointError, StorageError, UsageError
+from holdfast.storage import StoreOptions, opened
 
 log = logging.getLogger("holdfast.supervise")
 
@@ -21,6 +22,20 @@ FIRST_GUESS_S: Final = 3600.0
 SHORTEST_S: Final = 10.0
 """No saving more often than this by cost, however little it costs."""
 Every = int | Literal["auto"] | None
+Keep = int | Policy | None
+MirrorAt = str | os.PathLike[str] | Mirror | None
+_DRAIN_S: Final = 45.0
+"""How long a worker that ends waits for disk and mirror: less than its agent allows it for its end."""
+_STAGE_S: Final = 30.0
+_LOOK: Final = StoreOptions(timeout_s=10.0, retry_s=10.0)
+"""For a look at what is saved while a recovery waits for it."""
+_BRIEFLY_S: Final = 1.0
+_OTHER: Final = (
+    "is it the state of another program? Give this run a name of its own: launch --run NAME, join(name=). To "
+    "go on from parts of it, give `restore` an `init` that takes them with Checkpointer.load(parts=, rename=)"
+)
+SAVE_S: Final = 570.0
+"""The longest that a save may take, or wait for the one before it: a little less than the phase "save"."""
 
 
 def best_interval_s(
@@ -42,7 +57,7 @@ def best_interval_s(
 
 
 class Loaded(NamedTuple):
-    """A state, the steps it has seen, and where it was found: vault or disk."""
+    """A state, the steps it has seen, and where it was found: vault, disk or mirror."""
 
     steps: int
     state: Any
@@ -67,8 +82,10 @@ class RunSaver:
         coordinator: str | Sequence[str] | None = None,
         token: bytes | None = None,
         events: journal.Journal,
+        keep: Keep = 3,
+        mirror: MirrorAt = None,
     ) -> None:
-        self._folder = Path(folder)
+        self._folder = os.fspath(folder)  # or a URL, which is no path
         self._settings: dict[str, Any] = {
             "run": run,
             "rank": rank,
@@ -77,6 +94,9 @@ class RunSaver:
             "coordinator": coordinator if world > 1 else None,
             "token": token,
             "journal": events.path,
+            "keep": keep,
+            "mirror": mirror,
+            "deadline_s": SAVE_S,
         }
         self._standing = writer if writer != "vault" else ""
         if self._standing:
@@ -91,10 +111,14 @@ class RunSaver:
         self._started = self._saved_at = time.monotonic()
         self._cost_s = 0.0
         self._handle: SaveHandle | None = None
+        self._newest: SaveHandle | None = None
+        self._found = -1
+        self._refused = ""
+        self._fences = False
         self.failures = 0
         """Losses that this worker has seen."""
         self.last = -1
-        """The newest step that this worker saved or loaded."""
+        """The newest step that this worker has captured for a save, or found saved; `saved` says if it is."""
 
     def set_interval(self, every: Every) -> None:
         """Save every so many steps, or by cost ("auto"), or only at the end of the run (None)."""
@@ -113,28 +137,61 @@ class RunSaver:
         wait_s = best_interval_s(self._cost_s, now - self._started, self.failures)
         return now - self._saved_at >= wait_s
 
-    def save(self, steps: int, state: Any, meta: Mapping[str, Any]) -> None:
-        """Save; returns when the state is captured. A failure is told and stops nothing."""
-        if steps == self.last:
+    def save(self, steps: int, state: Any, meta: Mapping[str, Any], *, again: bool = False) -> None:
+        """Save, unless that was done; `again`: even then. Returns when the state is captured.
+
+        A failure is told and stops nothing.
+        """
+        if steps == self.last and not again:
             return
         began = time.monotonic()
         try:
-            self._handle = self._checkpointer().save(steps, state, meta=meta, overwrite=True)
+            # A program that waited for the fence before it made this state will do so before the next.
+            fenced, self._fences = self._fences, False
+            self._handle = self._checkpointer().save(steps, state, meta=meta, overwrite=True, fenced=fenced)
+            self._newest = self._handle
         except UsageError:
             raise
         except HoldfastError as error:
             log.warning("step %d is not saved: %s", steps, error.message)
             self._events.append(journal.SaveSkipped(step=steps, reason=error.message))
+            self._newest, self._refused = None, error.message
             return
         self.last = steps
         self._saved_at = time.monotonic()
         self._cost_s = self._saved_at - began
 
+    def saved(self, steps: int) -> bool:
+        """Whether the state that has seen so many steps is known to be durable."""
+        newest = self._newest
+        if newest is not None and newest.step == steps:
+            return newest.state is SaveState.DURABLE
+        return steps == self._found
+
+    @property
+    def why(self) -> str:
+        """What became of the last save, where it is not durable; for people."""
+        if self._newest is None:
+            return self._refused
+        error = self._newest.error
+        return f"its save is {self._newest.state}" if error is None else error.message
+
+    @property
+    def copies(self) -> bool:
+        """Whether a state may still be being captured, so that `fence` may block."""
+        return self._handle is not None
+
     def fence(self) -> None:
-        """Wait until the state of the last save may be overwritten. Fails: DeadlineError."""
+        """Wait until the state of the last save may be overwritten. Fails: DeadlineError.
+
+        To be called before the state changes: who does so may have it copied meanwhile.
+        """
+        self._fences = True
         if self._handle is not None:
+            began = time.monotonic()
             self._handle.fence()
             self._handle = None
+            self._cost_s += time.monotonic() - began
 
     def vault_address(self) -> str:
         """Where the node's standing vault offers what is staged; empty if there is none."""
@@ -150,51 +207,82 @@ class RunSaver:
     ) -> Loaded | None:
         """The newest state that verifies, or that of `step`; None if there is none.
 
-        The memory of these vaults is asked first, and this node's own; then the folder. Blocks: while
+        The memory of this node's own vault is asked first, and of these; then the folder, where it has a
+        newer step or they have none. Blocks: while
         reading, and up to `wait_s` for a save that a vault is still finishing. Fails: CorruptError (given
         `step`), NoCheckpointError if there are steps and none can be loaded, MismatchError.
         """
         checkpointer = self._checkpointer()
         addresses = list(dict.fromkeys(one for one in (self.vault_address(), *vaults) if one))
         if addresses:
-            newest = max(checkpointer.steps(), default=-1)
+            newest = max(self._saved(checkpointer), default=-1)
             held = vault.restore_newest(
                 addresses,
                 template,
                 token=self._token,
                 run=str(self._settings["run"]),
-                min_step=newest + 1 if step is None else step,
+                # What is as new on the disk is nearer here.
+                min_step=max(0, newest) if step is None else step,
+                max_step=step,
                 rank=self._rank,
                 world=self._world,
                 events=self._events,
             )
-            if held is not None and step in (None, held.step):
-                self.last = held.step
+            if held is not None:
+                # In memory only, as far as is known here: the end of a run must not take it for saved.
                 return Loaded(held.step, held.tree, "vault")
             # What the vaults are still writing and do not offer lacks the part of a worker that died: it will
             # never be whole.
             wait_s = 0.0
         missing = object()
-        found = checkpointer.load(into=template, step=step, init=lambda: missing, wait_s=wait_s)
+        try:
+            found = checkpointer.load(into=template, step=step, init=lambda: missing, wait_s=wait_s)
+        except MismatchError as error:
+            raise MismatchError(
+                error.problems, source=f"what is saved in {self._folder}", hint=_OTHER
+            ) from None
+        except NoCheckpointError as error:
+            raise NoCheckpointError(
+                error.message,
+                hint=f"`holdfast ckpt verify --all {self._folder}` names what is damaged; a run of another "
+                "name begins anew: launch --run, join(name=)",
+            ) from None
         if found is missing:
             return None
         assert checkpointer.last_load is not None
-        self.last = checkpointer.last_load.step
-        return Loaded(self.last, found, "disk")
+        self.last = self._found = checkpointer.last_load.step
+        near = opened(self._folder).root in checkpointer.last_load.blocks
+        return Loaded(self.last, found, "disk" if near or not self._settings["mirror"] else "mirror")
+
+    def _saved(self, checkpointer: Checkpointer) -> list[int]:
+        """The steps that are saved; none if their place does not answer, for memory may do without it."""
+        try:
+            # A mirror is asked only where the folder has nothing: one that is away must not delay a recovery.
+            return committed_steps(opened(self._folder, _LOOK)) or checkpointer.steps()
+        except StorageError as error:
+            log.warning("what is saved is not known, the vaults are asked alone: %s", error.message)
+            return []
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until every save is durable or has failed. What is not by then, the vault finishes."""
+        """Wait until every save is durable or has failed. Fails: DeadlineError; the vault goes on with it."""
         if self._open is not None:
-            try:
-                self._open.wait(timeout_s)
-            except DeadlineError as error:
-                log.warning("%s", error.message)
+            self._open.wait(timeout_s)
 
-    def hand_over(self) -> None:
-        """Another replica saves from now on."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+    def hand_over(self, *, ends: bool = False) -> None:
+        """Another replica saves from now on, this worker fails, or the run ends.
+
+        Blocks: until what was captured is staged; the vault goes on with it alone. Only at the end of the run
+        the disk and the mirror are waited for.
+        """
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        try:
+            if self._handle is not None:
+                self._handle.staged(_STAGE_S)
+            opened.close(_DRAIN_S if ends else _BRIEFLY_S, drain=ends)
+        except HoldfastError as error:  # of a save: it was told, and stops nothing
+            log.info("%s", error.message)
 
     def _checkpointer(self) -> Checkpointer:
         if self._open is None:

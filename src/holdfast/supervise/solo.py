@@ -15,6 +15,7 @@ class Notes(Protocol):
 
     def progress(self, step: int) -> None: ...
     def phase(self, name: str) -> str: ...
+    def compiling(self, now: bool) -> None: ...
     def waiting(self, name: str | None) -> None: ...
 
 
@@ -31,6 +32,9 @@ class NoBoard:
     def phase(self, name: str) -> str:
         before, self._phase = self._phase, name
         return before
+
+    def compiling(self, now: bool) -> None:
+        pass
 
     def waiting(self, name: str | None) -> None:
         pass

@@ -63,7 +63,8 @@ class Dump:
         """End whatever still reads."""
         if self._spy is not None and self._spy.poll() is None:
             self._spy.kill()
-            self._spy.wait(5.0)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the system, as its victim is
+                self._spy.wait(1.0)
 
 
 def proc_facts(pid: int) -> str:

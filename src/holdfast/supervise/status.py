@@ -7,9 +7,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from holdfast.supervise.roster import FINISHED, Replica, Roster
+from holdfast.supervise.roster import FILLED, FINISHED, Replica, Roster
 
 STATUS_FILE: Final = "status.json"
+ENDED: Final = "ended"
+"""The state of a seat whose worker ended with the run."""
 
 
 class SeatStatus(Struct, frozen=True):
@@ -80,6 +82,8 @@ class RunStatus(Struct, frozen=True, kw_only=True):
     parked: tuple[ParkedStatus, ...]
     nodes: tuple[NodeStatus, ...]
     budgets: tuple[BudgetStatus, ...] = ()
+    max_replicas: int = 0
+    """Most that a resize can ask for; 0 if that is not known."""
     failures: tuple[Saying, ...] = ()
     decisions: tuple[Saying, ...] = ()
     code: int | None = None
@@ -101,6 +105,7 @@ def run_status(
         replicas=roster.wanted,
         workers_per_replica=settings.workers_per_replica,
         min_replicas=settings.min_replicas,
+        max_replicas=settings.most,
         step=roster.newest,
         seats=tuple(
             _seat(replica, index) for replica in live for index in range(settings.workers_per_replica)
@@ -119,6 +124,8 @@ def _seat(replica: Replica, index: int) -> SeatStatus:
     worker = replica.workers.get(index)
     if worker is None:
         state = FINISHED if index in replica.finished else replica.state
+        if state == FILLED:
+            state = ENDED  # with the run: while that goes on, nobody goes from a replica without consequences
         return SeatStatus(replica.number, index, replica.attempt, state, why=replica.why)
     return SeatStatus(
         replica.number, index, replica.attempt, worker.state, worker.number, worker.node, worker.pid,

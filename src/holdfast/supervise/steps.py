@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 from holdfast.errors import UsageError
 from holdfast.supervise.step_round import StepRound
@@ -16,7 +16,15 @@ class Loop(Protocol):
         """Return once the state may be changed."""
         ...
 
-    def step_done(self, step: Step, state: Any, metrics: Mapping[str, Any]) -> None: ...
+    def step_done(self, step: Step, state: Any, remarks: Remarks) -> None: ...
+
+
+class Remarks(NamedTuple):
+    """What a program says of a step beside its state, for a checkpoint of it; and whether to make one."""
+
+    metrics: Mapping[str, Any]
+    meta: Mapping[str, Any]
+    save: bool
 
 
 @final
@@ -58,10 +66,18 @@ class Step:
         self._loop.fence()
         return self._round.total()
 
-    def done(self, state: Any, metrics: Mapping[str, Any] | None = None) -> None:
-        """The step is over and this is the state after it. Saves, where it is time to.
+    def done(
+        self,
+        state: Any,
+        metrics: Mapping[str, Any] | None = None,
+        *,
+        meta: Mapping[str, Any] | None = None,
+        save: bool = False,
+    ) -> None:
+        """The step is over and this is the state after it. Saves, where it is time to, or where told to.
 
-        Until the next step's `total` returns, the state must not be changed.
+        Until the next step's `total` returns, the state must not be changed. `metrics` and `meta` (JSON) go
+        into the metadata of a checkpoint of this state. All workers of a replica give the same `save`.
         """
         if self.is_done:
             raise UsageError(f"step {self.index}: step.done() was called twice", hint="call it once per step")
@@ -70,10 +86,8 @@ class Step:
                 f"step {self.index} is not decided: step.lanes was not gone through to its end",
                 hint="for lane in step.lanes: step.add(lane, ...) ; then step.total()",
             )
-        if not self._round.begun:
-            self._loop.fence()
         self.is_done = True
-        self._loop.step_done(self, state, metrics or {})
+        self._loop.step_done(self, state, Remarks(metrics or {}, meta or {}, save))
 
     @property
     def lanes_computed(self) -> tuple[int, ...]:

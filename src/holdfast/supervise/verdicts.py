@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple, final
 
+import msgspec
+
 from holdfast.journal import BudgetSpent, NodeBlamed, StepPoisoned, WorkerLost
 from holdfast.supervise.budgets import Budget
 from holdfast.supervise.decisions import NO_RETRY_CODE, POISON_CODE, SPENT_CODE
-from holdfast.supervise.messages import DONE, WorkerEnded
+from holdfast.supervise.messages import CRASHED, DONE, WorkerEnded
 from holdfast.supervise.roster import (
     DRAINING,
     ENDING,
@@ -26,6 +28,7 @@ from holdfast.supervise.seating import Seating
 
 FINAL_CODES: Final = (NO_RETRY_CODE, POISON_CODE, SPENT_CODE)
 """Exit codes with which a worker says that trying again is no use."""
+NOT_JOINED: Final = "the program has ended with 0; it never took part in the run (holdfast.join)"
 _STEP: Final = "step"
 
 
@@ -66,6 +69,9 @@ class Verdicts:
                 self._not_parked(worker, report)
             return
         replica = roster.replicas[worker.seat.replica]
+        if report.cause == DONE and roster.joined and worker.active_since == -math.inf:
+            # Others train: a process that ends before it takes part has not done their steps.
+            report = msgspec.structs.replace(report, cause=CRASHED)
         if report.cause == DONE and report.code == 0 and worker.state != LEFT and not wanted:
             self._finished(replica, worker)
         elif replica.state == FILLED:
@@ -81,9 +87,15 @@ class Verdicts:
         replica.finished.add(worker.seat.index)
         width = self._roster.settings.workers_per_replica
         if len(replica.finished) == width:
-            replica.state, replica.why = FINISHED, "all steps are done"
-            self._roster.alarms.clear("drain", replica.number)
-            self._roster.say(f"replica {replica.number} has finished")
+            roster = self._roster
+            replica.state, replica.why = (
+                FINISHED,
+                "all steps are done" if roster.joined else "it never joined",
+            )
+            roster.alarms.clear("drain", replica.number)
+            roster.say(
+                f"replica {replica.number} has {'finished' if roster.joined else 'ended; it never joined'}"
+            )
             self._seating.wind_up()
         else:
             self._seating.settle(replica)
@@ -108,9 +120,8 @@ class Verdicts:
                 report.phase, report.detail,
             )
         )  # fmt: skip
-        text = (
-            f"{roster.name_of(worker)} {report.cause} ({report.code}) at step {report.step} in {report.phase}"
-        )
+        where = f"at step {report.step} in {report.phase}" if report.step >= 0 else f"in {report.phase}"
+        text = f"{roster.name_of(worker)} {report.cause} ({report.code}) {where}"
         roster.failures.append(Failure(roster.now, f"{text}: {report.detail}" if report.detail else text))
 
     # ---- budgets
@@ -180,7 +191,7 @@ class Verdicts:
     def progressed(self, worker: Worker) -> None:
         """A worker has reached another step; enough of them give budgets back."""
         roster = self._roster
-        self._reach(worker.step)
+        self.reached(worker.step)
         if worker.proven or worker.seat is None or worker.floor < 0 or worker.state == ENDING:
             return
         if worker.step >= worker.floor + roster.settings.progress_steps:
@@ -189,7 +200,7 @@ class Verdicts:
             for budget in (*replica.budgets.values(), roster.nodes[worker.node].budget):
                 budget.reset()
 
-    def _reach(self, step: int) -> None:
+    def reached(self, step: int) -> None:
         """The run has come so far: earlier steps are not to blame for anything."""
         if step <= self._roster.newest:
             return
@@ -211,7 +222,7 @@ class Verdicts:
         before = self._poison.get(step, Poison(0, -math.inf))
         if before.failures and worker.active_since <= before.at:
             return
-        self._reach(step)
+        self.reached(step)
         found = self._poison[step] = Poison(before.failures + 1, roster.now)
         if found.failures >= roster.settings.poison_failures:
             reason = report.detail or f"{report.cause} ({report.code})"

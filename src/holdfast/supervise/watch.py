@@ -2,7 +2,9 @@
 
     no progress         within the deadline of its phase, while it waits in no named call      hung
     stopped             (SIGSTOP) for `stopped_s`, in any phase                                stopped
-    uses no CPU         for `stall_s`, while it waits in no named call                         stalled
+    uses no CPU         for `stall_s` and twice its median step, and does no step,
+                        while it waits in no named call nor for the disk (phase "save")        stalled
+    stays parked        for `step_s` after it was given a seat                                 hung
 
 A worker that waits in a named Holdfast call waits for others: it is not the culprit, whoever it waits for is.
 """
@@ -18,6 +20,7 @@ from holdfast.supervise.messages import HUNG, STALLED, STOPPED
 
 _STEP: Final = "step"
 _PARKED: Final = "parked"
+_SAVE: Final = "save"
 _KNOWN_STEPS: Final = 3
 """Steps after which the median of a worker's steps says how long one takes."""
 
@@ -105,9 +108,16 @@ class Watch:
         self._stopped_since: float | None = None
         self._busy_at = now
         self._busy_cpu_s = 0.0
+        self._seated_at: float | None = None
+
+    def seated(self, now: float) -> None:
+        """The worker was given a seat: it has no reason to stay parked."""
+        self._seated_at = now
 
     def look(self, reading: Reading, facts: Facts, now: float) -> Verdict | None:
         """Whether the worker hangs."""
+        if reading.phase == _PARKED and self._seated_at is not None:
+            return self._stopped(facts, now) or self._deaf(self._seated_at, now)
         return self._stopped(facts, now) or self._hung(reading, now) or self._stalled(reading, facts, now)
 
     def _stopped(self, facts: Facts, now: float) -> Verdict | None:
@@ -139,14 +149,26 @@ class Watch:
             HUNG, since, f"no progress in {what} for {now - since:.1f} s ({limit:g} s are allowed)"
         )
 
+    def _deaf(self, since: float, now: float) -> Verdict | None:
+        limit = self._deadlines.step_s
+        if now - since < limit:
+            return None
+        detail = f"it has not taken the seat that it was given {now - since:.1f} s ago"
+        return Verdict(HUNG, since, f"{detail} ({limit:g} s are allowed)")
+
     def _stalled(self, reading: Reading, facts: Facts, now: float) -> Verdict | None:
         deadlines = self._deadlines
         used = facts.cpu_s - self._busy_cpu_s
-        if reading.waiting or reading.phase == _PARKED or not 0 <= used < deadlines.stall_cpu_s:
+        # A worker whose device does the work needs next to no CPU: who comes on does not stall.
+        # One that waits for a disk needs none either; the deadline of its phase bounds that.
+        idles = reading.phase in (_PARKED, _SAVE)
+        lives = reading.waiting or idles or reading.progressed_at > self._busy_at
+        if lives or not 0 <= used < deadlines.stall_cpu_s:
             self._busy_at, self._busy_cpu_s = now, facts.cpu_s
             return None
         idle = now - self._busy_at
-        if idle < deadlines.stall_s:
+        usual = 2 * reading.median_step_s if reading.phase == _STEP else 0.0
+        if idle < max(deadlines.stall_s, usual):
             return None
         detail = f"used {used:.2f} s of CPU in {idle:.1f} s of phase {reading.phase!r}, waiting for nobody"
         return Verdict(STALLED, self._busy_at, detail)

@@ -143,6 +143,15 @@ class AgreementConformance:
         ballots = members[0].ballots("t", _LONG_S)
         assert dict(ballots) == {0: b"yes"}
 
+    def test_a_rank_of_a_larger_launch_is_not_taken_for_one_of_ours(self, tmp_path: Path) -> None:
+        """It answers every invitation that it sees, also that of a launch in which it has no place."""
+        self._others_needed()
+        stale, first = self.member(tmp_path, 2, 3), self.member(tmp_path, 0, 2)
+        waits = [partial(stale.session, 1.0), partial(first.session, 0.8)]
+        answered, missed = all_at_once([partial(missing_ranks, wait) for wait in waits])
+        assert missed == [1], f"rank 0 of 2 misses {missed}"
+        assert answered, "a session was opened without one of the ranks"
+
     # ---- decisions
 
     def test_nothing_is_decided_at_first(self, tmp_path: Path) -> None:
@@ -155,6 +164,15 @@ class AgreementConformance:
         for member in members:
             assert member.decide("t", b"two") == b"one"
             assert member.decided("t") == b"one"
+
+    def test_a_decision_is_waited_for_and_nothing_else_is_needed_for_it(self, tmp_path: Path) -> None:
+        members = self.members(tmp_path)
+        assert members[0].decided("t", 0.01) is None
+        if self.world == 1:
+            members[0].decide("t", b"one")
+        calls: list[Callable[[], bytes | None]] = [partial(one.decided, "t", _LONG_S) for one in members]
+        calls.append(partial(members[-1].decide, "t", b"one"))
+        assert set(all_at_once(calls)) == {b"one"}
 
     def test_one_decision_stands_of_many_at_once(self, tmp_path: Path) -> None:
         members = self.members(tmp_path)

@@ -255,6 +255,10 @@ class MemoryFiles(Files):
             return os.stat_result((stat.S_IFDIR | 0o755, ino, 0, 2, 0, 0, 0, 0, 0, 0))
         return os.stat_result((stat.S_IFREG | 0o644, ino, 0, 1, 0, 0, len(self._files[ino]), 0, 0, 0))
 
+    def is_at(self, fd: int, path: str) -> bool:
+        with self._lock:
+            return self._find(path) == self._open[fd]
+
     def free_bytes(self, path: str) -> int:
         return 1 << 40
 

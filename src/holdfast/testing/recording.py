@@ -255,6 +255,9 @@ class RecordingFiles(Files):
     def status(self, path: str) -> os.stat_result | None:
         return self._inner.status(path)
 
+    def is_at(self, fd: int, path: str) -> bool:
+        return self._inner.is_at(fd, path)
+
     def read_at(self, fd: int, buffer: bytearray | memoryview, offset: int) -> int:
         return self._inner.read_at(fd, buffer, offset)
 

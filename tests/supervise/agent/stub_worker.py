@@ -5,24 +5,29 @@ stub_worker.py MODE
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
-from holdfast.coord import CoordClient
+from holdfast.coord import CoordClient, threaded
+from holdfast.errors import CoordError, UsageError
+from holdfast.supervise import lives
 from holdfast.supervise.board import Board
-from holdfast.supervise.messages import Active, Drained, Leave, Order, StopRun, Take, Waiting
+from holdfast.supervise.messages import Active, Drained, Finished, Leave, Order, StopRun, Take, Waiting
 from holdfast.supervise.stacks import SIGNAL, stacks_path
 from holdfast.supervise.stream import Stream, inherited, orders_of
 
 
-def steps(board: Board, stream: Stream[Order]) -> int:
+def steps(board: Board, stream: Stream[Order], *, mute: bool = False) -> int:
     """Train until told otherwise."""
     step = 0
     while True:
@@ -31,7 +36,8 @@ def steps(board: Board, stream: Stream[Order]) -> int:
         time.sleep(0.01)
         for order in stream.take():
             if isinstance(order, Leave):
-                stream.send(Drained())
+                if not mute:
+                    stream.send(Drained())
                 return 0
             if isinstance(order, StopRun):
                 print(f"saved and stopped: {order.reason}", flush=True)
@@ -64,6 +70,18 @@ def fail() -> None:
     raise RuntimeError("the loss is not a number")
 
 
+def cut_links() -> None:
+    """Lose the coordinator, for good, as when a cable is pulled: this process goes on and hears nothing."""
+
+    def unreachable(*given: object) -> NoReturn:
+        raise OSError("the link is cut")
+
+    threaded.__dict__["connected"] = unreachable
+    for engine in threaded._engines:
+        if engine._sock is not None:
+            engine._sock.shutdown(socket.SHUT_RDWR)
+
+
 ACTS: dict[str, Callable[[], object]] = {
     "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "kill": use_up_memory,
@@ -74,6 +92,7 @@ ACTS: dict[str, Callable[[], object]] = {
     "gil": lock_interpreter,
     "spin": spin,
     "doze": doze,
+    "cut": cut_links,
 }
 
 
@@ -89,8 +108,13 @@ def main() -> int:
     stream = orders_of(inherited(int(os.environ["HOLDFAST_CONTROL_FD"])))
     if mode == "early":
         fail()
+    if mode == "unjoined":
+        print("no part in anything")
+        return 0
     board.phase("parked")
     stream.send(Waiting())
+    if mode == "deaf":
+        lock_interpreter()
     take = stream.receive(600.0)
     assert isinstance(take, Take)
     slot = take.seat.replica * take.workers_per_replica + take.seat.index
@@ -104,10 +128,22 @@ def main() -> int:
     for step in range(4):
         board.progress(step)
     stream.send(Active(client.incarnation, joined.slot, joined.generation))
-    if mode in ACTS:
-        ACTS[mode]()
-    code = steps(board, stream)
-    client.leave("stopped")
+    lives.declare(client, 0)
+    if mode == "part":
+        lives.part(client, 0)
+        client.close()
+    if mode == "finished":  # and the coordinator was away when it parted
+        stream.send(Finished())
+        cut_links()
+    ends, _, act = mode.rpartition("-")
+    if ends:
+        stream.send(Finished())
+        board.phase("shutdown")
+    if act in ACTS:
+        ACTS[act]()
+    code = steps(board, stream, mute=mode == "mute")
+    with contextlib.suppress(CoordError, UsageError):  # of one that has parted
+        client.leave("stopped", timeout_s=1.0)
     return code
 
 

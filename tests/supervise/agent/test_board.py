@@ -61,6 +61,19 @@ def test_phases_are_left_to_the_one_before(pair: tuple[Board, BoardReader]) -> N
     assert 0.0 <= time.monotonic() - reading.phase_since < 60.0
 
 
+def test_a_compile_that_another_thread_ends_leaves_no_trace(pair: tuple[Board, BoardReader]) -> None:
+    """It begins before a save and ends within it: after the save, a step has the deadline of a step."""
+    board, reader = pair
+    board.phase("step")
+    board.compiling(True)
+    before = board.phase("save")
+    assert (before, reader.read().phase) == ("step", "compile")
+    board.compiling(False)
+    assert reader.read().phase == "save"
+    board.phase(before)
+    assert reader.read().phase == "step"
+
+
 def test_waits_have_a_name_a_beginning_and_a_pulse(pair: tuple[Board, BoardReader]) -> None:
     board, reader = pair
     board.waiting("exchange")

@@ -20,7 +20,8 @@ from holdfast.supervise.agent_burials import Undertaker
 from holdfast.supervise.agent_config import read_config, vault_socket, write_config
 from holdfast.supervise.agent_crew import Crew
 from holdfast.supervise.agent_loop import Loop
-from holdfast.supervise.logs import Console, Tail, last_lines, opened, shown
+from holdfast.supervise.logs import Console, Tail, last_error, last_lines, opened, shown
+from holdfast.supervise.memory_kills import MemoryKills
 from holdfast.supervise.messages import CRASHED, OUT_OF_MEMORY, Report, Seat, WorkerEnded
 from holdfast.supervise.parts import Part, recipes
 from holdfast.supervise.processes import Exit, Process, end_marked, marked, oom_kills
@@ -110,6 +111,23 @@ def test_which_output_is_shown() -> None:
         shown("zero")
 
 
+def test_what_an_earlier_launch_wrote_is_no_part_of_a_tail(tmp_path: Path) -> None:
+    path = tmp_path / "0-1.log"
+    path.write_text("of the one before\nnow\n")
+    since = len("of the one before\n")
+    tail = Tail(str(path), since=since)
+    assert tail.lines() == last_lines(str(path), 2, since=since) == ["now"]
+    tail.close()
+
+
+def test_an_error_is_not_its_hint() -> None:
+    assert (
+        last_error(["step 3", "MismatchError: w", "hint: parts= selects", "and more"]) == "MismatchError: w"
+    )
+    assert last_error(["step 3", "ValueError: w"]) == "ValueError: w"
+    assert last_error(["hint: alone"]) == last_error([]) == ""
+
+
 def test_a_tail_gives_whole_lines_and_the_end_of_progress_bars(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "0-1.log"
     fd = opened(str(path))
@@ -166,6 +184,18 @@ def test_processes_are_found_by_their_marks_and_ended(tmp_path: Path) -> None:
 
 def test_the_kernel_says_how_often_it_killed_for_memory_or_nothing() -> None:
     assert (oom_kills() or 0) >= 0
+
+
+def test_each_kill_for_want_of_memory_is_matched_with_one_death() -> None:
+    kills = MemoryKills(5)
+    assert not kills.claims(5, now=100.0)
+    # Two were killed before the first was seen; a third SIGKILL was somebody else's.
+    assert [kills.claims(7, now=100.0 + at) for at in range(3)] == [True, True, False]
+    # What nobody died of here in good time was not for one of ours.
+    assert kills.claims(9, now=110.0)
+    assert not kills.claims(9, now=120.0)
+    assert kills.claims(10, now=121.0)
+    assert not MemoryKills(None).claims(None, now=0.0)
 
 
 class NoUndertaker:

@@ -63,6 +63,18 @@ def test_a_parked_process_may_wait_for_ever() -> None:
     assert watch.look(at("parked"), Facts("S", 1.0), BEGAN + 2e6) is None
 
 
+def test_a_parked_process_that_does_not_take_its_seat_hangs() -> None:
+    """Its interpreter may have been locked for days, and nobody could see it."""
+    watch = Watch(DEADLINES, now=BEGAN)
+    watch.seated(BEGAN + 1e6)
+    assert watch.look(at("parked"), Facts("S", 1.0), BEGAN + 1e6 + 9.0) is None
+    found = watch.look(at("parked"), Facts("R", 9.0), BEGAN + 1e6 + 11.0)
+    assert found is not None
+    assert (found.cause, found.since) == (HUNG, BEGAN + 1e6)
+    assert "seat" in found.detail
+    assert watch.look(at("init", phase_since=BEGAN + 1e6 + 1), Facts("S", 1.0), BEGAN + 1e6 + 11.0) is None
+
+
 @pytest.mark.parametrize(("median_s", "limit_s"), [(0.01, 10.0), (1.0, 10.0), (3.0, 30.0), (100.0, 1000.0)])
 def test_a_step_may_take_ten_times_the_median_but_ten_seconds_at_least(
     median_s: float, limit_s: float
@@ -149,3 +161,33 @@ def test_who_waits_for_others_does_not_stall() -> None:
         assert watch.look(waiting, Facts("S", 0.0), BEGAN + second) is None
     # The time in the call is not held against it afterwards.
     assert watch.look(at("init"), Facts("S", 0.0), BEGAN + 295.0) is None
+
+
+def test_who_waits_for_a_disk_has_the_time_of_its_phase() -> None:
+    watch = Watch(DEADLINES, now=BEGAN)
+    for second in range(0, 600, 5):
+        assert watch.look(at("save"), Facts("S", 0.0), BEGAN + second) is None
+    verdict = watch.look(at("save"), Facts("S", 0.0), BEGAN + 600.0)
+    assert verdict is not None
+    assert verdict.cause == HUNG
+    # Nor is that time held against it afterwards.
+    assert watch.look(at("step", phase_since=BEGAN + 601), Facts("S", 0.0), BEGAN + 605.0) is None
+
+
+def test_one_that_does_steps_needs_no_cpu() -> None:
+    """Its device does the work."""
+    watch = Watch(DEADLINES, now=BEGAN)
+    for second in range(0, 600, 20):
+        now = BEGAN + second
+        assert watch.look(at("step", progressed_at=now - 1.0), Facts("S", 1.0), now) is None
+
+
+def test_a_step_that_always_takes_long_may_use_no_cpu_for_as_long() -> None:
+    patient = Deadlines(stall_s=60.0)
+    watch = Watch(patient, now=BEGAN)
+    slow = at("step", progressed_at=BEGAN, median_step_s=90.0)
+    assert watch.look(slow, Facts("S", 1.0), BEGAN) is None
+    assert watch.look(slow, Facts("S", 1.0), BEGAN + 170.0) is None
+    found = watch.look(slow, Facts("S", 1.0), BEGAN + 190.0)
+    assert found is not None
+    assert found.cause == STALLED

@@ -44,8 +44,11 @@ class Play:
     # ---- what happens
 
     def say(self, *happenings: Happening) -> None:
+        """One turn of the conductor: all that happened, then the alarms that are due."""
         for happening in happenings:
             self._take(self.policy.step(happening, now=self.now))
+        if self.policy.wake_at <= self.now:
+            self._take(self.policy.step(Tick(), now=self.now))
 
     def up(self, node: int = 0) -> None:
         self.say(m.AgentUp(node, 1000 + node))

@@ -14,7 +14,7 @@ from holdfast.errors import DeadlineError, HoldfastError
 from holdfast.journal import Journal, read
 from holdfast.supervise import messages as m
 from holdfast.supervise.conductor import Conductor
-from holdfast.supervise.decisions import NodeOffered, Resize, StopAsked
+from holdfast.supervise.decisions import AgentDown, KillAgent, NodeOffered, Resize, StopAsked
 from holdfast.supervise.rules import PolicySettings
 from holdfast.supervise.status import RunStatus
 from holdfast.supervise.stream import Stream, commands_of, reports_of
@@ -178,7 +178,7 @@ def test_wishes_are_heard_at_once_from_another_thread(tmp_path: Path, journal: J
     conductor.ask(StopAsked("SIGTERM"))
     thread.join(DEADLINE_S)
     assert codes == [75]
-    assert shutdowns[0].reason == "stopped: SIGTERM"
+    assert shutdowns[0].reason == "stopped: SIGTERM; the same command goes on from what is saved"
     assert status_of(tmp_path).replicas == 3
     conductor.ask(StopAsked("too late"))  # nobody minds
 
@@ -195,6 +195,16 @@ def test_a_silent_agent_is_killed_and_replaced(tmp_path: Path, journal: Journal)
     assert Conductor(fast, agents, journal=journal, folder=tmp_path).run() == 0
     assert agents.killed[0] == 0
     assert any("was silent" in one.text for one in status_of(tmp_path).decisions)
+
+
+def test_a_death_is_told_once(tmp_path: Path, journal: Journal) -> None:
+    """An agent that is gone is ended for something else before the policy has heard of its end."""
+    conductor = Conductor(settings(), FakeAgents(works), journal=journal, folder=tmp_path)
+    conductor._start(0)
+    conductor._drop(0, "its stream is at its end")
+    conductor._carry_out([KillAgent(0, "it did not start worker 1")])
+    assert list(conductor._pending) == [AgentDown(0, "its stream is at its end")]
+    conductor._close()
 
 
 def test_an_agent_speaks_for_its_own_node_only(tmp_path: Path, journal: Journal) -> None:

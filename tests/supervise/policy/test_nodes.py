@@ -6,10 +6,37 @@ import pytest
 
 from holdfast.supervise import messages as m
 from holdfast.supervise.budgets import Allowance
-from holdfast.supervise.decisions import KillAgent, NodeOffered, Resize, StartAgent, StopAsked
+from holdfast.supervise.decisions import KillAgent, NodeOffered, Resize, StartAgent, StopAsked, Tick
 from tests.supervise.policy.play import Play
 
 # ---- agents
+
+
+def test_what_agents_said_while_the_launch_stood_still_is_heard_before_anybody_is_missed() -> None:
+    play = Play(replicas=2, nodes=2, training=False)
+    play.look()
+    play.now += 70.0  # an agent has 60 s to come up
+    play.say(m.AgentUp(0, 1), m.AgentUp(1, 1))
+    assert play.agents() == []
+    play.now += 70.0  # and as long to start a worker
+    play.say(m.AgentBeat(0), m.AgentBeat(1), *(m.WorkerStarted(at, one, 1) for one, at in play.where.items()))
+    assert play.agents() == []
+    assert [node.state for node in play.status.nodes] == ["up", "up"]
+
+
+def test_a_launch_that_stood_still_gives_agents_the_time_that_they_had_left() -> None:
+    """The machine itself was paused: agents have said nothing either, and say it now."""
+    play = Play(replicas=1, training=False)
+    play.up()
+    play.wait(2.0)
+    play.look()
+    play.now += 500.0
+    play.say(Tick())
+    assert play.agents() == []
+    play.wait(50.0)  # of the 60 s to start a worker 2 were over
+    assert play.agents() == []
+    play.wait(15.0)
+    assert play.agents()[0] == KillAgent(0, "its agent did not start worker 1")
 
 
 def test_a_lost_agent_is_started_again_and_its_workers_with_it() -> None:
@@ -191,7 +218,8 @@ def test_stop_gives_everybody_time_to_save() -> None:
     play = Play(nodes=2, replicas=2, grace_s=7.0)
     play.look()
     play.say(StopAsked("SIGINT"))
-    assert play.commands() == [m.Shutdown("stopped: SIGINT", 7.0, 75)] * 2
+    message = "stopped: SIGINT; the same command goes on from what is saved"
+    assert play.commands() == [m.Shutdown(message, 7.0, 75)] * 2
     play.down(0)
     assert play.status.state == "stopping"
     play.down(1)

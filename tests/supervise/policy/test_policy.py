@@ -7,7 +7,7 @@ import pytest
 from holdfast.errors import UsageError
 from holdfast.supervise import messages as m
 from holdfast.supervise.budgets import Allowance
-from holdfast.supervise.decisions import KillAgent, StartAgent
+from holdfast.supervise.decisions import KillAgent, StartAgent, StopAsked
 from holdfast.supervise.rules import PolicySettings
 from tests.supervise.policy.play import Play
 
@@ -48,12 +48,16 @@ def test_spares_are_kept_free() -> None:
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(UsageError, match="min_replicas=3 <= replicas=2") as told:
+    with pytest.raises(UsageError, match="min_replicas=3 is more than replicas=2") as told:
         PolicySettings(
             replicas=2, min_replicas=3, nodes=1, spares=1, allowances={"bad luck": Allowance(limit=1)}
         )
     assert "leaves none of nodes=1" in str(told.value)
     assert "no such cause: bad luck" in str(told.value)
+    with pytest.raises(UsageError, match=r"^replicas=0 is less than 1\n"):
+        PolicySettings(replicas=0)
+    with pytest.raises(UsageError, match="max_replicas=1 is less than replicas=2"):
+        PolicySettings(replicas=2, max_replicas=1)
     with pytest.raises(UsageError, match="makes no sense"):
         Allowance(limit=-1)
 
@@ -202,6 +206,37 @@ def test_who_does_not_finish_when_all_others_have_is_ended() -> None:
     assert m.Kill(stuck, "all steps are done") in play.commands()
     play.ended(stuck, m.KILLED, -9)
     assert play.code() == 0
+
+
+def test_a_program_that_never_joins_may_end_and_it_is_said() -> None:
+    play = Play(replicas=1, training=False)
+    play.up()
+    play.started()
+    play.ended(play.holder(0), m.DONE, 0, step=-1, phase="import")
+    assert play.code() == 0
+    assert "never took part in the run" in play.status.message
+    assert "replica 0 has ended; it never joined" in [one.text for one in play.status.decisions]
+
+
+def test_who_ends_before_it_joins_while_others_train_has_not_done_their_steps() -> None:
+    play = Play(replicas=2)
+    play.ended(play.holder(1))
+    play.started()
+    newcomer = play.holder(1)
+    play.ended(newcomer, m.DONE, 0, step=-1, phase="import")
+    assert play.code() is None
+    assert [one.state for one in play.status.seats] == ["active", "vacant"]
+    assert play.status.failures[-1].text == f"worker {newcomer} (replica 1, node 0) crashed (0) in import"
+
+
+def test_the_status_of_a_run_that_has_ended_has_its_last_step_and_no_seat_is_filled() -> None:
+    play = Play(replicas=2)
+    play.say(StopAsked("SIGINT"))
+    for replica in (0, 1):
+        play.ended(play.holder(replica), m.DONE, 0, step=57)
+    assert play.status.step == 57
+    assert [one.state for one in play.status.seats] == ["ended", "ended"]
+    assert (play.status.min_replicas, play.status.max_replicas) == (1, 2)
 
 
 def test_half_a_replica_that_has_finished_is_nothing() -> None:

@@ -95,6 +95,7 @@ class Stage:
         self._vault = folder / "vault.sock"
         self._vaults: list[subprocess.Popen[bytes]] = []
         self.workers: list[Worker] = []
+        self._unburied: list[str] = []
         settings = (
             f"--min-size={min_size * workers}",
             f"--max-size={replicas * workers}",
@@ -195,19 +196,46 @@ class Stage:
         self.until(lambda: all(one.has(Waiting) or one.over for one in parked), "parked processes")
         return parked
 
-    def start(self, *rules: str) -> list[Worker]:
-        """Start one worker for each replica, with the fault rules that are given for it."""
+    def start(self, *rules: str, begun_with: int = 0) -> list[Worker]:
+        """Start one worker for each seat, with the fault rules that are given for it.
+
+        `begun_with` is the number of replicas that they are told the run began with.
+        """
         given = [*rules, *[""] * self.replicas * self.workers_per_replica]
         size = self.workers_per_replica
         started = self.park(*given[: self.replicas * size])
         for slot, worker in enumerate(started):
-            self.activate(worker, slot // size, slot % size)
+            self.activate(worker, slot // size, slot % size, begun_with=begun_with)
         return started
 
-    def activate(self, worker: Worker, replica: int, index: int = 0, attempt: int = 0) -> None:
+    def activate(
+        self, worker: Worker, replica: int, index: int = 0, attempt: int = 0, *, begun_with: int = 0
+    ) -> None:
         """Give a parked process a seat."""
         worker.seat = Seat(replica, index, attempt)
-        worker.stream.send(Take(worker.seat, self.replicas, self.workers_per_replica, self.lanes))
+        replicas = begun_with or self.replicas
+        worker.stream.send(Take(worker.seat, replicas, self.workers_per_replica, self.lanes))
+
+    def held(self, step: int, *workers: Worker) -> None:
+        """Wait until these workers are in `step`, which is one of `--hold`: nothing goes on behind it."""
+        # Not by its board: that says so while it is still between two steps, where orders are heard.
+        marks = [self.out / f"held-{step}-{one.process.pid}" for one in workers]
+        self.until(lambda: all(mark.exists() for mark in marks), f"step {step}")
+        assert {one.step for one in workers} == {step}
+
+    def release(self, step: int) -> None:
+        """Let everybody go on who is held in `step`, or will come there."""
+        (self.out / f"go-{step}").touch()
+
+    def come_in(self, *newcomers: Worker) -> None:
+        """Wait until these workers are members, or ask to be: then the next exchange lets them in."""
+
+        def come() -> bool:
+            found = self.client.status()
+            known = [*found.standbys, *(one.name for one in found.members)]
+            return all(any(name.endswith(f"pid {one.pid}") for name in known) for one in newcomers)
+
+        self.until(come, "newcomers")
 
     def order(self, worker: Worker, order: Leave | StopRun) -> None:
         worker.stream.send(order)
@@ -233,6 +261,7 @@ class Stage:
             for worker in self.workers:
                 if not worker.over:
                     self._attend(worker)
+            self._bury()
 
     def _attend(self, worker: Worker) -> None:
         ended = worker.process.poll() is not None
@@ -243,8 +272,14 @@ class Stage:
         if ended:
             worker.over = True
             if worker.incarnation:
-                with contextlib.suppress(CoordError):  # it may be away; it will see for itself
-                    self.client.bury(worker.incarnation, "its process ended", timeout_s=2.0)
+                self._unburied.append(worker.incarnation)
+
+    def _bury(self) -> None:
+        """Tell the coordinator of deaths, as soon as there is one: it may be away."""
+        with contextlib.suppress(CoordError):
+            while self._unburied and self.coordinator.process.poll() is None:
+                self.client.bury(self._unburied[0], "its process ended", timeout_s=2.0)
+                del self._unburied[0]
 
     # ---- what tests ask
 
@@ -275,4 +310,4 @@ class Stage:
         return worker.process.returncode
 
 
-__all__ = ["Drained", "Stage", "Worker"]
+__all__ = ["Drained", "Finished", "Stage", "Worker"]

@@ -31,7 +31,10 @@ def alone(name: str, steps: int, folder: Path) -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["replicas_numpy.py", "replicas_jax.py"])
+# The same with JAX is in every run of the tests as a whole engine: tests/train/test_launched.py.
+@pytest.mark.parametrize(
+    "name", ["replicas_numpy.py", pytest.param("replicas_jax.py", marks=pytest.mark.full)]
+)
 def test_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     expected = alone(name, 40, tmp_path)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
@@ -46,6 +49,7 @@ def test_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) ->
         assert parked.output().splitlines()[-1] == expected
 
 
+@pytest.mark.full
 def test_one_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = alone("one_world.py", 60, tmp_path)
     monkeypatch.delenv("XLA_FLAGS", raising=False)

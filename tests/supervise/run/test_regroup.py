@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.supervise.regroup import NO_STATE, Decision, Report, decide
+from holdfast.errors import DeadlineError
+from holdfast.supervise.regroup import CIRCLES, NO_STATE, Circle, Decision, Report, decide
 
 STEP = 7
 
@@ -231,3 +232,32 @@ def test_remaining_work_is_even(replicas: int) -> None:
     found = one(*(report(r) for r in range(replicas)))
     sizes = [len(own) for own in found.lanes.values()]
     assert max(sizes) - min(sizes) <= 1
+
+
+# ---- meetings that lead nowhere
+
+
+def test_members_that_meet_over_the_same_step_for_ever_are_told() -> None:
+    circle, same = Circle(), [report(0, lanes=(0, 1)), report(1)]
+    for number in range(CIRCLES):
+        circle.meet(STEP, same, stays=False, now=10.0 * number)
+    with pytest.raises(DeadlineError, match=r"met 11 times in 100 s over step 7"):
+        circle.meet(STEP, same, stays=False, now=10.0 * CIRCLES)
+
+
+def test_one_of_them_stays_and_keeps_the_state() -> None:
+    circle = Circle()
+    for number in range(5 * CIRCLES):
+        circle.meet(STEP, [report(0), report(1)], stays=True, now=10.0 * number)
+
+
+def test_whatever_changes_breaks_the_circle() -> None:
+    circle = Circle()
+    lanes: tuple[int, ...] = ()
+    for number in range(5 * CIRCLES):
+        if number % CIRCLES == 0:
+            lanes = (*lanes, number)
+        circle.meet(STEP, [report(0, lanes=lanes), report(1)], stays=False, now=100.0 * number)
+    quick = Circle()
+    for number in range(100):
+        quick.meet(STEP, [report(0)], stays=False, now=0.5 * number)  # a network that is away for a while

@@ -1,6 +1,8 @@
 """A tiny numpy trainer for the tests: every lane's result depends on state, step and lane, to the last bit.
 
-    trainer.py OUT --until N [--lane-s S] [--in-place] [--save-every N]
+    trainer.py OUT --until N [--lane-s S] [--in-place] [--save-every N] [--hold N ...]
+
+In step N of `--hold` it stays until there is a file OUT/go-N.
 
 Writes OUT/<pid>.json when it is through, and a line for each step to OUT/steps-<pid>.
 """
@@ -47,6 +49,14 @@ def digest(state: dict[str, Any]) -> str:
     return hashlib.sha256(state["w"].tobytes() + state["m"].tobytes()).hexdigest()
 
 
+def hold(path: Path) -> None:
+    """Stay until the test lets everybody go on."""
+    ends = time.monotonic() + 60.0
+    while not path.exists():
+        assert time.monotonic() < ends, f"nobody made {path}"
+        time.sleep(0.002)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
@@ -55,12 +65,16 @@ def main() -> None:
     parser.add_argument("--in-place", action="store_true")
     parser.add_argument("--no-lanes", action="store_true")
     parser.add_argument("--save-every", type=int, default=None)
+    parser.add_argument("--hold", type=int, nargs="*", default=())
     options = parser.parse_args()
     with holdfast.join(samples_per_step=16) as run:
         state = run.restore(init)
         with open(options.out / f"steps-{os.getpid()}", "w", buffering=1, encoding="ascii") as lines:
             for step in run.steps(until=options.until, save_every=options.save_every):
                 assert step.samples == 16 * step.index
+                if step.index in options.hold:
+                    (options.out / f"held-{step.index}-{os.getpid()}").touch()
+                    hold(options.out / f"go-{step.index}")
                 if options.no_lanes:
                     state = apply(state, lane_grads(state, step.index, 0), options.in_place)
                 else:
