@@ -94,6 +94,17 @@ def test_the_bundle_of_another_program_is_not_found(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.bundle"))) == 2
 
 
+def test_a_thread_count_that_is_said_is_the_one_that_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As between a run of one and its launch, which sets NPROC."""
+    monkeypatch.delenv("NPROC", raising=False)
+    alone = compile_here(str(tmp_path))
+    monkeypatch.setenv("NPROC", str(len(os.sched_getaffinity(0))))
+    launched = compile_here(str(tmp_path))
+    assert (launched.source, launched.digest, launched.refused) == ("bundle", alone.digest, "")
+
+
 def damage(path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = path.read_bytes()
     match how:
@@ -117,7 +128,7 @@ def damage(path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("cut off", "its seal is not right"),
         ("empty", "which is no bundle"),
         ("link", "cannot open"),
-        ("nproc", "made for nproc '', and here it is '17'"),
+        ("nproc", f"made for nproc '{len(os.sched_getaffinity(0))}', and here it is '17'"),
     ],
 )
 def test_what_is_refused_is_said_and_replaced(

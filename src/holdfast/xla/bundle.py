@@ -56,7 +56,7 @@ class Place(Struct, frozen=True):
     num_devices: int
     num_processes: int
     nproc: str
-    """NPROC, the size of the thread pool, as set; empty if it is not."""
+    """The size of the thread pool that computes (NPROC, else the processors); empty on accelerators."""
     flags: tuple[str, ...]
     """XLA_FLAGS, without those that only write dumps."""
 

@@ -139,7 +139,7 @@ class _Making:
 
     def _refuse(self, path: Path, reason: str) -> None:
         if reason != self.refused:
-            log.warning("%s: %s", path, reason)
+            log.warning("%s: %s; it is compiled again", path, reason)
         self.refused = reason
 
     def _store(self, path: Path, payload: bytes, place: Place) -> None:

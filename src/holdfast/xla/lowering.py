@@ -182,9 +182,18 @@ def place_of(task: Compile) -> Place:
         host=cpu_features() if platform == "cpu" else "",
         num_devices=len(devices),
         num_processes=len({device.process_index for device in devices}),
-        nproc=os.environ.get("NPROC", os.environ.get("PJRT_NPROC", "")),
+        nproc=_num_threads() if platform == "cpu" else "",
         flags=tuple(sorted(flag for flag in flags if not flag.startswith("--xla_dump"))),
     )
+
+
+def _num_threads() -> str:
+    """The size of XLA's thread pool, as PJRT finds it (`DefaultThreadPoolSize` in xla/pjrt/utils.cc).
+
+    A launch says it, a run of one seldom does: where it is the same, either takes what the other compiled.
+    """
+    given = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC")
+    return given or str(len(os.sched_getaffinity(0)))
 
 
 def leaves(lowered: jax.stages.Lowered) -> tuple[tuple[Leaf, ...], tuple[Leaf, ...], tuple[int, ...]]:

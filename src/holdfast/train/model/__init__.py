@@ -1,0 +1,1 @@
+"""The decoder language model: a layer pattern, its parameters, and Hugging Face weights in and out."""
