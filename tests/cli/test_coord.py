@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from holdfast.cli import main, overview
+from holdfast.cli import main, overview, terminal
 from holdfast.coord.client import CoordClient
 from holdfast.coord.messages import MemberState, Overview, Stop, Waiting
 from holdfast.coord.settings import Settings
@@ -152,7 +152,7 @@ def test_many_missing_are_ranges_and_the_longest_wait_comes_first(capsys: pytest
     ("numbers", "text"), [((), ""), ((4,), "4"), ((3, 1, 2, 7), "1-3, 7"), ((0, 2, 4), "0, 2, 4")]
 )
 def test_ranges(numbers: tuple[int, ...], text: str) -> None:
-    assert overview.ranges(numbers) == text
+    assert terminal.ranges(numbers) == text
 
 
 # ---- keys

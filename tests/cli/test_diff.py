@@ -39,6 +39,14 @@ def test_equal_steps_of_two_runs(tmp_path: Path) -> None:
     assert {array["status"] for array in answer("ckpt", "diff", a, b)["arrays"]} == {"equal"}
 
 
+def test_what_was_not_read_is_not_called_bit_equal(tmp_path: Path) -> None:
+    path = save(tmp_path / "a", {100: tree()})
+    shutil.copytree(path, tmp_path / "copy")
+    done = holdfast("ckpt", "diff", path, tmp_path / "copy")
+    last = "equal: 3 of 3 arrays of the same save with the same digests, not read"
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, last)
+
+
 def test_what_a_person_sees(tmp_path: Path) -> None:
     before, after = tree(), tree()
     after["params"]["w"][0] += np.float32(0.5)
@@ -99,6 +107,14 @@ def test_json_schema(tmp_path: Path) -> None:
     }
     assert one(found, "params/b")["status"] == "equal"
     assert found["meta"] == [{"name": "k", "a": None, "b": "[1]"}]
+
+
+def test_programs_get_all_of_a_long_scalar(tmp_path: Path) -> None:
+    path = save(tmp_path / "ckpt", {n: {"w": np.ones(1), "text": "x" * 100 + str(n)} for n in (1, 2)})
+    (change,) = answer("ckpt", "diff", path, path, "--step-a", 1, "--step-b", 2)["scalars"]
+    assert change == {"name": "text", "a": repr("x" * 100 + "1"), "b": repr("x" * 100 + "2")}
+    assert "x" * 90 not in holdfast("ckpt", "diff", f"{path}@1", f"{path}@2").stdout
+    assert "x" * 90 not in holdfast("ckpt", "show", path).stdout
 
 
 def test_structure_alone_reads_no_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,7 @@ def test_json_schema(path: Path) -> None:
         "pinned": False,
         "samples": 800,
         "metrics": {"loss": 2.5},
+        "places": [str(path)],
     }
 
 
@@ -98,6 +99,11 @@ def test_a_newer_format_is_named(path: Path) -> None:
     row = answer("ckpt", "ls", path)["steps"][1]
     assert row["status"] == "unreadable"
     assert "format version 99, this Holdfast reads up to 1" in row["reason"]
+
+
+def test_counts_among_metrics_are_whole(tmp_path: Path) -> None:
+    path = save(tmp_path / "ckpt", {1: tree()}, {1: {"metrics": {"tokens": 16_384, "loss": 5.01234}}})
+    assert "tokens=16384 loss=5.012" in holdfast("ckpt", "ls", path).stdout
 
 
 def test_metrics_come_from_the_top_level_too_and_only_numbers_count(tmp_path: Path) -> None:
@@ -116,7 +122,7 @@ def test_a_missing_folder(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert done.stderr == (
         f"error: there is no folder {tmp_path}/nowhere\n\n"
-        "hint: give the folder that was passed to Checkpointer\n"
+        "hint: give the folder of a run, or the one that its steps are saved in\n"
     )
 
 
@@ -136,9 +142,11 @@ def test_an_empty_folder_has_no_steps(tmp_path: Path) -> None:
     assert answer("ckpt", "ls", tmp_path)["steps"] == []
 
 
-def test_a_run_folder_points_to_its_ckpt_folder(path: Path) -> None:
-    done = holdfast("ckpt", "ls", path.parent)
-    assert f"try {path}" in done.stderr
+def test_the_folder_of_a_run_is_looked_into(path: Path) -> None:
+    assert answer("ckpt", "ls", path.parent) == answer("ckpt", "ls", path)
+    assert answer("ckpt", "show", f"{path.parent}@100") == answer("ckpt", "show", path, "100")
+    save(path / "ckpt", {7: tree()})  # a folder that has steps itself is meant itself
+    assert answer("ckpt", "ls", path)["path"] == str(path)
 
 
 def test_listing_writes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,13 @@ COMMAND = [sys.executable, "-c", "from holdfast.cli import main; main()"]
         ("coordinator",),
         ("coord",),
         *(("coord", name) for name in ("status", "barriers", "get", "set")),
+        ("sums",),
+        ("data",),
+        *(("data", name) for name in ("build", "show")),
+        ("plan",),
+        ("train",),
+        ("hub",),
+        *(("hub", name) for name in ("show", "check", "export")),
     ],
 )
 def test_help_fits_80_columns(words: tuple[str, ...]) -> None:
@@ -202,11 +209,15 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
-    """The command is held at a named pipe: opening one for reading waits for a writer."""
+    """The command is held at a named pipe: opening one for reading waits for a writer.
+
+    Nothing of an interpreter's usual end happens: under a thread that compiles, that is a segmentation fault.
+    """
     path = save(tmp_path / "ckpt", {1: tree()})
     pipe = tmp_path / "gate"
     os.mkfifo(pipe)
     code = (
+        "import atexit, os\natexit.register(os.abort)\n"
         "from holdfast.storage import LocalStore\n"
         f"LocalStore.names = lambda self, *names: open({str(pipe)!r}).read()\n"
         "from holdfast.cli import main\nmain()"
@@ -254,7 +265,7 @@ def test_on_a_terminal_the_listing_fits_and_colour_can_be_turned_off(tmp_path: P
     plain = on_a_terminal("ckpt", "ls", str(path), NO_COLOR="1")
     assert "\x1b" not in plain
     assert max(map(len, plain.splitlines())) <= 80
-    assert re.search(r"^100000  .*  committed  loss=2.346 *$", plain, re.MULTILINE)
+    assert re.search(r"^100000  .*  committed  loss=2.346 samples=800000 *$", plain, re.MULTILINE)
 
 
 @pytest.mark.process

@@ -76,3 +76,17 @@ def test_progress_off_a_terminal_is_a_line_now_and_then(capsys: pytest.CaptureFi
         "verifying step 7: 50% (2.0 MiB of 4.0 MiB)",
         "verifying step 7: 100% (4.0 MiB of 4.0 MiB)",
     ]
+
+
+@pytest.mark.parametrize(("width", "spare"), [(80, False), (120, True)])
+def test_spare_columns_make_room_for_what_folds(
+    width: int, spare: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "_is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    columns = (Column("A"), Column("SPARE", spare=True), Column("TEXT", fold=True))
+    terminal.say_table(columns, [("a" * 55, "s" * 20, "one two three four")])
+    lines = capsys.readouterr().out.splitlines()
+    assert ("SPARE" in lines[0]) is spare
+    assert "one two three four" in lines[1]
+    assert max(map(len, lines)) <= width

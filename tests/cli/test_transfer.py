@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from holdfast.arrays import flatten
-from holdfast.cli import treefile
+from holdfast.cli import movement, treefile
 from tests.cli.saved import answer, flip, holdfast, part, save, tree
 
 pytestmark = pytest.mark.process
@@ -117,6 +117,15 @@ def test_a_step_is_named_with_an_at_sign(tmp_path: Path) -> None:
     assert (found["version"], found["file"]) == (100, None)
 
 
+def test_what_a_folder_is_served_as(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = save(tmp_path / "k" / "ckpt", {100: tree(1)})
+    monkeypatch.chdir(tmp_path)
+    for path in ("k", "k/", "k@100", saved.parent):
+        assert movement.loaded(str(path))[1:] == ("k", 100)
+    for path in (saved, f"{saved}@100", saved / "step-00000100"):
+        assert movement.loaded(str(path))[1:] == ("ckpt", 100)
+
+
 def test_a_token_keeps_others_out(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"a token for the tests of transfers\n")
     (tmp_path / "other").write_bytes(b"another token, as long as the first\n")
@@ -140,7 +149,9 @@ def refused(*words: str | Path) -> str:
 def test_names_and_versions_that_are_not_there(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", w=np.ones(3))
     with served(tmp_path / "a.npz") as serving:
-        assert "'b'" in refused("pull", serving.address, "b", "--timeout", "0.5")
+        # At once: a name that is not there is not waited for.
+        misspelt = refused("pull", serving.address, "b", "--timeout", "500")
+        assert f"{serving.address}: 'b' was never published\n\nhint: published here: a\n" in misspelt
         assert serving.address in refused("pull", serving.address, "a", "--version", "3", "--timeout", "0.5")
     assert "tcp://" in refused("pull", serving.address, "a", "--timeout", "5")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from holdfast.arrays import flatten
+from holdfast.arrays import TABLE, flatten
 from holdfast.cli import treefile
 from holdfast.errors import FormatError, StorageError, UsageError
 
@@ -71,6 +71,34 @@ def test_dtypes_that_npz_lacks_are_refused_and_safetensors_takes_them(tmp_path: 
     assert list(tmp_path.iterdir()) == []
     treefile.write(str(tmp_path / "a.safetensors"), tree)
     assert read(tmp_path / "a.safetensors")["b"].dtype == ml_dtypes.bfloat16
+
+
+def test_dtypes_that_safetensors_lacks_come_back_too(tmp_path: Path) -> None:
+    """To others they are bytes; an entry of the header says what they were."""
+    odd = [one for one in TABLE.values() if not one.native]
+    sent: dict[str, Any] = {one.name: np.arange(6).reshape(2, 3).astype(one.numpy) for one in odd}
+    sent |= {
+        "scalar": np.array(1 + 2j),
+        "plain": np.arange(4, dtype=np.uint8),
+        "none": np.zeros((0, 2), complex),
+    }
+    treefile.write(str(tmp_path / "a.safetensors"), sent)
+    found = read(tmp_path / "a.safetensors")
+    assert found.keys() == sent.keys()
+    for name, array in sent.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        assert found[name].tobytes() == array.tobytes()
+    assert load_file(tmp_path / "a.safetensors")["complex128"].shape == (2, 3, 16)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["nonsense", "[]", '{"a": 3}', '{"a": "int5"}', '{"b": "int4"}', '{"a": "complex128"}', '{"a": "int8"}'],
+)
+def test_an_entry_about_dtypes_that_does_not_fit_is_refused(entry: str, tmp_path: Path) -> None:
+    save_file({"a": np.zeros((2, 3), np.uint8)}, tmp_path / "a.safetensors", {"holdfast.dtypes": entry})
+    with pytest.raises(FormatError, match=r"holdfast\.dtypes"):
+        read(tmp_path / "a.safetensors")
 
 
 @pytest.mark.parametrize("kind", treefile.KINDS)

@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.cli import values
-from holdfast.cli.values import StepReader, compared, tiles
+from holdfast.checkpoint import StepReader, step_reader
+from holdfast.cli.values import compared, tiles
 from holdfast.format import ArrayEntry, SaveId, read_manifest, step_folder
 from holdfast.storage import LocalStore
 from tests.format.make_golden import Array, make_step
@@ -86,4 +86,4 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     reader, entry = written(tmp_path, "a1", array)
     for box in tiles(entry, 1 << 20):
         assert reader.read(entry, box).nbytes <= 1 << 20
-    assert len(reader._blocks) <= values._CACHED
+    assert len(reader._blocks) <= step_reader._CACHED

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.format import step_folder
+from holdfast.checkpoint.upkeep import remove_step
+from holdfast.cli import verification
+from holdfast.errors import StorageError
+from holdfast.format import Manifest, Problem, step_folder, verify_step
+from holdfast.storage import Store
 from tests.cli.saved import answer, flip, holdfast, manifest_path, newer_version, part, save, tree
 
 
@@ -86,6 +93,40 @@ def test_a_renamed_step_is_a_problem(path: Path) -> None:
     done = holdfast("ckpt", "verify", path)
     assert done.exit_code == 1
     assert "its manifest is that of step 300" in done.stdout
+
+
+def test_a_step_that_a_live_run_removes_meanwhile_is_not_damaged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One goes while it is read, the next before its turn."""
+
+    def verify(store: Store, folder: str, **named: Any) -> Iterator[Problem]:
+        if folder == step_folder(100):
+            remove_step(store, 100)
+            remove_step(store, 200)
+        return verify_step(store, folder, **named)
+
+    monkeypatch.setattr(verification, "verify_step", verify)
+    done = holdfast("ckpt", "verify", path, "--all", "--json")
+    assert (done.exit_code, done.stderr) == (
+        0,
+        "".join(f"step {n} was removed meanwhile\n" for n in (100, 200)),
+    )
+    assert [step["step"] for step in json.loads(done.stdout)["steps"]] == [300]
+    save(path, {100: tree()})
+    done = holdfast("ckpt", "verify", path, 100)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "step 100 was removed" in done.stderr
+
+
+def test_a_step_that_goes_before_its_manifest_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def manifest(store: Store, step: int) -> Manifest:
+        remove_step(store, step)
+        raise StorageError("cannot read manifest.json", path=store.root)
+
+    monkeypatch.setattr(verification, "step_manifest", manifest)
+    done = holdfast("ckpt", "verify", path, 200)
+    assert (done.exit_code, "step 200 was removed" in done.stderr) == (2, True)
 
 
 def test_not_found_and_wrong_use(path: Path, tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ _json = click.option("--json", "json_", is_flag=True, help="Print one JSON objec
 
 @click.group()
 def ckpt() -> None:
-    """Look at, verify, compare and prune checkpoints.
+    """Look at, verify, compare, prune and move checkpoints.
 
-    PATH is a checkpoint folder: the one that holds step-00001200 and so on.
+    PATH is a checkpoint folder, the one that holds step-00001200 and so on; the
+    folder of a run, which has one; or such a place in an object store, as
+    s3://bucket/run.
     """
 
 
@@ -33,19 +35,22 @@ def list_steps(context: click.Context, path: str, json_: bool) -> None:
 
     A step is committed, unreadable (its manifest is damaged or from a newer
     Holdfast), being written by a live run, or uncommitted: left by a save that
-    never finished.
+    never finished. Where the folder has a mirror, WHERE says which of the two has
+    the step.
     """
+    from holdfast.checkpoint import whereabouts
     from holdfast.cli import folder, listing, terminal
 
     store = folder.opened_root(path)
-    rows = listing.rows(store)
+    where = whereabouts(store)
+    rows = listing.mirrored(store, listing.rows(store), where)
     if json_:
         terminal.say_json(listing.as_json(store, rows))
     elif rows:
-        listing.say(rows, now=_now(context))
+        listing.say(rows, now=_now(context), root=store.root, where=where)
     else:
         terminal.note(f"no steps in {store.root}")
-        terminal.note(f"\nhint: {folder.no_steps_hint(store)}")
+        terminal.note(f"\nhint: {folder.NO_STEPS_HINT}")
 
 
 @ckpt.command()
@@ -93,12 +98,13 @@ def verify(context: click.Context, path: str, step: int | None, all_: bool, json
     """Check every byte of STEP in PATH (default: the newest).
 
     Names file, block and arrays of everything that is damaged, missing or from
-    another save.
+    another save. With --all, a step that a live run removes meanwhile is left out.
 
     Exit code: 0 whole and verified, 1 problems found, 2 error.
     """
     from holdfast.checkpoint import committed_steps
     from holdfast.cli import folder, terminal, verification
+    from holdfast.errors import NoCheckpointError
 
     place = folder.placed(path, step)
     if all_ and place.step is not None:
@@ -106,7 +112,13 @@ def verify(context: click.Context, path: str, step: int | None, all_: bool, json
     newest = folder.newest_or(place)
     verdicts = []
     for number in committed_steps(place.store) if all_ else [newest]:
-        verdicts.append(verification.verdict(place.store, number))
+        try:
+            verdicts.append(verification.verdict(place.store, number))
+        except NoCheckpointError:
+            if not all_:
+                raise
+            terminal.note(f"step {number} was removed meanwhile")
+            continue
         if not json_:
             verification.say(verdicts[-1])
     if json_:

@@ -63,6 +63,7 @@ _HELP: Final = {
     "rejoin": "A restarted member takes its slot back in the running generation.",
     "num_lanes": "Lanes that are spread over the members.",
     "last_call_s": "Wait for more once enough have joined.",
+    "recall_s": "The same, at most, once there has been a generation.",
     "straggler_s": "Wait for members of the last generation.",
     "heartbeat_s": "How often members give a sign of life.",
     "suspect_s": "Silence after which a member is suspect.",

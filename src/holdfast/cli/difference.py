@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from math import isfinite, prod
 from typing import Any, Literal, NamedTuple
 
-from holdfast.checkpoint import step_manifest
+from holdfast.checkpoint import StepReader, step_manifest
 from holdfast.cli import summary, terminal
 from holdfast.cli.folder import Place, newest_or
 from holdfast.cli.terminal import Column
-from holdfast.cli.values import StepReader, Tally, compared
+from holdfast.cli.values import Tally, compared
 from holdfast.format import ArrayEntry, Manifest
-from holdfast.storage import LocalStore
+from holdfast.storage import Store
 
 Status = Literal[
     "equal",  # read: every bit is the same
@@ -34,7 +34,7 @@ _EQUAL: tuple[Status, ...] = ("equal", "same save", "not compared")
 class Side(NamedTuple):
     """One of the two steps."""
 
-    store: LocalStore
+    store: Store
     manifest: Manifest
 
 
@@ -268,9 +268,9 @@ def _sum(found: Difference, values: bool) -> str:
     if not values:
         text = f"{same} of {total} alike in structure, values not compared"
     else:
-        text = f"{same} of {total} bit-equal"
-        if unread:
-            text += f" ({unread} of them not read: same save, same digests)"
+        found_equal = f"{same - unread} of {total} bit-equal"
+        not_read = f"{unread} of {total} of the same save with the same digests, not read"
+        text = "; ".join([found_equal] * (same > unread or not unread) + [not_read] * bool(unread))
     if found.scalars:
         text += f"; {terminal.count(len(found.scalars), 'scalar')} changed"
     if found.meta:

@@ -1,26 +1,59 @@
-"""From what a person types to a checkpoint folder and a step in it."""
+"""From what a person types to a place with checkpoints and a step in it."""
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from holdfast import storage
 from holdfast.checkpoint import committed_steps
+from holdfast.cli import terminal
 from holdfast.errors import MissingPathError, NoCheckpointError, UsageError
 from holdfast.format import MANIFEST, parse_step_folder
-from holdfast.storage import LocalStore
+from holdfast.storage import Store, StoreOptions
+
+_LOOK = StoreOptions(timeout_s=30.0, retry_s=20.0)
+"""A person waits for the answer: a store that does not answer is given up sooner than by a run."""
+
+
+NO_STEPS_HINT: Final = "nothing has been saved there yet, or this is not a checkpoint folder"
 
 
 class Place(NamedTuple):
-    """A checkpoint folder, and the step that was asked for, if any."""
+    """A checkpoint folder or a place in an object store, and the step that was asked for, if any."""
 
-    store: LocalStore
+    store: Store
     step: int | None
 
 
-def opened(path: str) -> LocalStore:
-    """The checkpoint folder at `path`, which must exist. Nothing is created."""
-    if not os.path.isdir(path):
+def opened(path: str) -> Store:
+    """The checkpoints at `path`, which must exist; at a run's folder, those of the run. Makes nothing."""
+    return _in_run(_there(path))
+
+
+def _in_run(store: Store) -> Store:
+    """The place of a run's checkpoints, where `store` is the run's and holds no steps itself."""
+    inner = store.below("ckpt")
+    if not inner.is_place() or any(parse_step_folder(name) is not None for name in store.names()):
+        return store
+    return inner
+
+
+def _there(path: str) -> Store:
+    if storage.is_url(path):
+        store = storage.opened(path, _LOOK)
+        # What it does not answer is tried again meanwhile.
+        with terminal.unless_soon(f"{path} has not answered yet; trying for about {_LOOK.retry_s:.0f} s"):
+            found = store.is_place()
+        if not found:
+            raise MissingPathError(
+                f"there is nothing at {store.root}",
+                path=store.root,
+                hint="give the place that a run saves its steps in",
+            )
+        return store
+    store = storage.opened(path)
+    if not store.is_place():
         if os.path.lexists(path) and not os.path.islink(path):
             raise UsageError(
                 f"{path} is a file, not a checkpoint folder",
@@ -29,18 +62,18 @@ def opened(path: str) -> LocalStore:
         raise MissingPathError(
             f"there is no folder {path}",
             path=path,
-            hint="give the folder that was passed to Checkpointer",
+            hint="give the folder of a run, or the one that its steps are saved in",
         )
-    return LocalStore(path)
+    return store
 
 
-def opened_root(path: str) -> LocalStore:
+def opened_root(path: str) -> Store:
     """As `opened`, for commands about all steps: a step folder is refused."""
     store = opened(path)
-    if _is_step(store.root):
+    if _is_step(store):
         raise UsageError(
             f"{path} is one step, not a checkpoint folder",
-            hint=f"give its parent: {os.path.dirname(store.root)}",
+            hint=f"give its parent: {store.root.rpartition('/')[0]}",
         )
     return store
 
@@ -54,9 +87,9 @@ def placed(text: str, step: int | None = None) -> Place:
         if sign and tail.isascii() and tail.isdecimal():
             path, at = head, int(tail)
     store = opened(path)
-    if _is_step(store.root):
-        parent, name = os.path.split(store.root)
-        store, at = LocalStore(parent), at if at is not None else parse_step_folder(name)
+    if _is_step(store):
+        parent, _, name = store.root.rpartition("/")
+        store, at = storage.opened(parent, _LOOK), at if at is not None else parse_step_folder(name)
     if at is not None and step is not None and at != step:
         raise UsageError(f"{text} names step {at}, but step {step} was asked for", hint="give one of them")
     return Place(store, step if step is not None else at)
@@ -68,19 +101,12 @@ def newest_or(place: Place) -> int:
         return place.step
     steps = committed_steps(place.store)
     if not steps:
-        raise NoCheckpointError(f"there is no step in {place.store.root}", hint=no_steps_hint(place.store))
+        raise NoCheckpointError(f"there is no step in {place.store.root}", hint=NO_STEPS_HINT)
     return steps[-1]
 
 
-def no_steps_hint(store: LocalStore) -> str:
-    """What to try where a folder holds no step."""
-    below = os.path.join(store.root, "ckpt")
-    if os.path.isdir(below):
-        return f"a run keeps its steps in its ckpt folder: try {below}"
-    return "nothing has been saved there yet, or this is not a checkpoint folder"
-
-
-def _is_step(root: str) -> bool:
-    return parse_step_folder(os.path.basename(root)) is not None and os.path.lexists(
-        os.path.join(root, MANIFEST)
-    )
+def _is_step(store: Store) -> bool:
+    name = store.root.rpartition("/")[2]
+    if parse_step_folder(name) is None:
+        return False
+    return store.exists(MANIFEST) or (store.has_locks and os.path.lexists(os.path.join(store.root, MANIFEST)))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from holdfast.cli.terminal import note
 from holdfast.errors import UsageError
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--replicas", default=1, show_default=True, help="Copies of the model that train together.")
 @click.option("--workers-per-replica", default=1, show_default=True, help="Processes of each of them.")
 @click.option(
@@ -42,35 +45,80 @@ def launch(**options: Any) -> None:
     Exit codes: 0 done, 75 try again, 78 do not, 79 one step fails again and again,
                 80 failures used up what is allowed, 2 a mistake in the command.
     """
-    from holdfast.cli.live import view
-    from holdfast.launch import Launch
-    from holdfast.supervise.status import RunStatus
-
     settings = _settings(options)
-    with view(plain=options["plain"], folder=settings.path) as screen:
+    for remark in _doubts(options["command"], settings):
+        note(f"holdfast: {remark}")
+    keep_going(settings, plain=options["plain"])
 
-        def watcher(status: RunStatus) -> None:
-            screen.show(status)
 
-        running = Launch(settings, say=screen.say, watcher=watcher)
-        with running.signals():
-            code = running.run()
-    if code:
+def keep_going(settings: Any, *, plain: bool) -> None:
+    """Launch, and show it, until the run is over; a run that is not done ends this process with its code."""
+    from holdfast.cli.live import Remarks, view
+    from holdfast.launch import Launch
+
+    code: int | None = None
+    remarks = logging.getLogger("holdfast")
+    try:
+        with view(plain=plain, folder=settings.path) as display:
+            handler = Remarks(display)
+            remarks.addHandler(handler)
+            try:
+                running = Launch(settings, say=display.say, watcher=display.show)
+                with running.signals():
+                    code = running.run()
+            finally:
+                remarks.removeHandler(handler)
+        if display.stuck:
+            # Its thread is in the middle of a write; nothing could be flushed at a usual end.
+            os._exit(code or 0)
         sys.stdout.flush()
+    except OSError:
+        if code is None:
+            raise  # else the run is over, and only its screen is gone
+    if code:
         raise click.exceptions.Exit(code)
+
+
+def _doubts(command: tuple[str, ...], settings: Any) -> list[str]:
+    """What can be meant, and mostly is not."""
+    script, *arguments = command
+    ours = {name for option in launch.params for name in option.opts if name.startswith("--")}
+    after = [one for one in dict.fromkeys(one.partition("=")[0] for one in arguments) if one in ours]
+    found = []
+    if after:
+        found.append(
+            f"{', '.join(after)} after {script} is for the script: options of launch come before {script}"
+        )
+    if settings.replicas > settings.lanes:
+        idle = settings.replicas - settings.lanes
+        found.append(
+            f"a step has {settings.lanes} lanes for {settings.replicas} replicas: {idle} of them have "
+            f"nothing to compute; give --lanes {settings.replicas} or more"
+        )
+    return found
+
+
+def _slots(options: dict[str, Any]) -> frozenset[int] | None:
+    """Whose output is to be shown. Fails: UsageError."""
+    from holdfast.supervise.logs import shown
+
+    choice = options["log_ranks"]
+    most = max(options["replicas"], options["max_replicas"]) * options["workers_per_replica"]
+    try:
+        slots = shown(choice)
+    except ValueError as error:
+        raise UsageError(f"--log-ranks {choice} names no slots", hint="all, or numbers: 0,3") from error
+    beyond = sorted(slot for slot in slots or () if not 0 <= slot < most)
+    if beyond and most > 0:
+        there = f"slots 0 to {most - 1}" if most > 1 else "slot 0 alone"
+        raise UsageError(f"--log-ranks {choice}: there is no slot {beyond[0]}", hint=f"this run has {there}")
+    return slots
 
 
 def _settings(options: dict[str, Any]) -> Any:
     from holdfast.launch import LaunchSettings
-    from holdfast.supervise.logs import shown
     from holdfast.supervise.watch import Deadlines
 
-    try:
-        slots = shown(options["log_ranks"])
-    except ValueError as error:
-        raise UsageError(
-            f"--log-ranks {options['log_ranks']} names no slots", hint="all, or numbers: 0,3"
-        ) from error
     return LaunchSettings(
         script=options["command"],
         run=options["name"],
@@ -84,7 +132,7 @@ def _settings(options: dict[str, Any]) -> Any:
         spares=options["spares"],
         lanes=options["lanes"],
         nproc=options["nproc"],
-        log_slots=slots,
+        log_slots=_slots(options),
         grace_s=options["grace_s"],
         deadlines=Deadlines(step_s=options["step_s"]),
     )
@@ -92,7 +140,7 @@ def _settings(options: dict[str, Any]) -> Any:
 
 @click.command()
 @click.argument("run")
-@click.argument("replicas", type=click.IntRange(min=1))
+@click.argument("replicas", type=int)
 @click.option("--folder", default="runs", show_default=True, help="Where the folders of runs lie.")
 def resize(run: str, replicas: int, folder: str) -> None:
     """Have a running launch go on with another number of replicas."""
@@ -103,5 +151,12 @@ def resize(run: str, replicas: int, folder: str) -> None:
     status, live = read_status(place)
     if status is None or not live:
         raise UsageError(f"the run {run!r} is not running", hint="`holdfast launch` starts it")
+    if replicas < status.min_replicas or 0 < status.max_replicas < replicas:
+        raise UsageError(
+            f"{replicas} replicas are not between {status.min_replicas} and {status.max_replicas}, the "
+            f"limits of this launch of {run}",
+            hint="stop it, and start it with other --min-replicas and --max-replicas",
+        )
+    there = {seat.replica for seat in status.seats if seat.state == "active"}
     leave_wish(place, replicas)
-    click.echo(f"{run}: asked for {replicas} instead of {status.replicas} replicas", err=True)
+    note(f"{run}: asked for {replicas} replicas (now {len(there)})")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.arrays import flatten
 from holdfast.cli import terminal, treefile
+from holdfast.clock import Deadline
 from holdfast.errors import DeadlineError
 from holdfast.transfer import Endpoint
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.transfer import Transfer, TransferResult
 
 _LOOK_EVERY_S: Final = 0.2
+_SILENT_LOOKS: Final = 15
 _LEASE_S: Final = 1e8
 """Served until it is stopped: three years."""
 
@@ -60,7 +62,14 @@ def _checkpoint(path: str) -> Loaded:
     load = StepLoad(step_manifest(place.store, step), None, LoadOptions(), rank=0, world=1)
     terminal.note(f"reading step {step} of {place.store.root} ({terminal.size(load.nbytes)})")
     tree, _ = load.run([place.store], lambda _error, _root: None)
-    return Loaded(tree, os.path.basename(place.store.root), step)
+    return Loaded(tree, _name(path, place.store.root), step)
+
+
+def _name(path: str, root: str) -> str:
+    """The last part of the folder that PATH or PATH@STEP names: of a run it is the run's, not `ckpt`."""
+    parent, _, last = root.rpartition("/")
+    of_run = any(one and os.path.abspath(one) == parent for one in (path, path.rpartition("@")[0]))
+    return os.path.basename(parent) if of_run else last
 
 
 # ---- serving
@@ -135,10 +144,16 @@ def pull(
     with Endpoint(
         "127.0.0.1:0", run=run, token=_token(token_file), name="holdfast transfer pull"
     ) as endpoint:
-        plan = endpoint.prepare(list(addresses), name, timeout_s=timeout_s)
+        deadline = Deadline(timeout_s)
+        # A version that is asked for may come yet; a name alone is there, or is misspelt.
+        wait_s = timeout_s if version is not None else 0.0
+        with terminal.unless_soon(_awaiting(addresses, name, version, timeout_s)):
+            plan = endpoint.prepare(list(addresses), name, timeout_s=timeout_s, wait_s=wait_s)
         try:
+            left_s = deadline.remaining()
+            waiting = "" if version is None else _awaiting(addresses, name, version, left_s)
             with terminal.progress(f"pulling {name}", plan.nbytes) as advance:
-                result = awaited(plan.run(version, deadline_s=timeout_s), advance)
+                result = awaited(plan.run(version, deadline_s=left_s), advance, waiting)
         finally:
             plan.close()
         if file is not None:
@@ -147,8 +162,17 @@ def pull(
         _say_pulled(name, result, file, json_=json_)
 
 
-def awaited(future: Transfer, advance: terminal.Progress) -> TransferResult:
-    """The result of a transfer, with progress meanwhile; given up, it is cancelled."""
+def _awaiting(addresses: Sequence[str], name: str, version: int | None, timeout_s: float) -> str:
+    what = name if version is None else f"version {version} of {name}"
+    return f"waiting for {what} at {', '.join(addresses)}, {timeout_s:.0f} s at most"
+
+
+def awaited(future: Transfer, advance: terminal.Progress, waiting: str = "") -> TransferResult:
+    """The result of a transfer, with progress meanwhile; given up, it is cancelled.
+
+    `waiting` is said once if nothing of it has come for a while.
+    """
+    looks = 0
     try:
         while True:
             try:
@@ -156,7 +180,11 @@ def awaited(future: Transfer, advance: terminal.Progress) -> TransferResult:
             except DeadlineError:
                 if future.done():  # then it is the transfer's own
                     raise
-            advance(future.progress()[0])
+            looks += 1
+            done = future.progress()[0]
+            if waiting and not done and looks == _SILENT_LOOKS:
+                terminal.note(waiting)
+            advance(done)
     except BaseException:
         future.cancel()
         raise

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.cli import terminal
 from holdfast.cli.terminal import Cell, Column, Styled
-from holdfast.coord.messages import MemberState, Overview, Stop, Waiting
+from holdfast.coord.messages import MemberState, Overview, Waiting
 
 _STYLES: Mapping[str, str] = {"alive": "", "suspect": "yellow", "vacant": "red", "done": "green"}
 _NAMES_SHOWN = 8
@@ -102,20 +102,9 @@ def _longest_first(seen: Overview) -> list[Waiting]:
 def _missing(slots: tuple[int, ...], names: Mapping[int, str]) -> str:
     """`3 (worker-3), 7 (worker-7)`; many as ranges: `3, 7-250`."""
     if len(slots) > _NAMES_SHOWN:
-        return ranges(slots)
+        return terminal.ranges(slots)
     named = (f"{slot} ({names[slot]})" if names.get(slot) else str(slot) for slot in sorted(slots))
     return ", ".join(named) or "-"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Numbers as people write them: `0, 2-5, 9`."""
-    spans: list[list[int]] = []
-    for number in sorted(numbers):
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def _seconds(seconds: float) -> str:
@@ -157,12 +146,6 @@ def as_json(seen: Overview) -> dict[str, Any]:
         "watches": seen.watches,
         "records": seen.records,
     }
-
-
-def _stop_json(stop: Stop | None) -> dict[str, Any] | None:
-    if stop is None:
-        return None
-    return {"stop": stop.stop, "step": _number(stop.step), "reason": stop.reason}
 
 
 def waits_json(seen: Overview) -> list[dict[str, Any]]:

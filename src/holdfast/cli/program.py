@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -17,8 +18,14 @@ import click
 from holdfast import __version__
 from holdfast.cli.ckpt import ckpt
 from holdfast.cli.coord import coord, coordinator
+from holdfast.cli.data import data
+from holdfast.cli.hub import hub
 from holdfast.cli.launch import launch, resize
+from holdfast.cli.moving import export_step, import_step
+from holdfast.cli.plan import plan
 from holdfast.cli.status import status
+from holdfast.cli.sums import sums
+from holdfast.cli.train import train
 from holdfast.cli.transfer import transfer
 from holdfast.errors import HoldfastError
 
@@ -38,6 +45,20 @@ class Program(click.Group):
         _escape_unprintable()
         given = list(sys.argv[1:] if args is None else args)
         sys.exit(self._exit_code(given, prog_name or "holdfast", extra))
+
+    def __call__(self, *args: Any, **extra: Any) -> NoReturn:
+        """`main` as this process: one that is interrupted ends without its interpreter's usual end.
+
+        Ctrl-C leaves threads of the compiler at work (jaxlib's `compile_and_load` stops waiting for them, not
+        them), and an interpreter that ends takes what they work with away from under them: SIGSEGV. Python's
+        own blocks have ended by now, so nothing is left to be done.
+        """
+        try:
+            self.main(*args, **extra)
+        except SystemExit as end:
+            if end.code == INTERRUPTED:
+                _leave(INTERRUPTED)
+            raise
 
     def _exit_code(self, args: list[str], name: str, extra: dict[str, Any]) -> int:
         try:
@@ -93,16 +114,23 @@ def _explained(error: Exception) -> tuple[str, str | None]:
 
 
 def _sentence(text: str) -> str:
-    """A message of click's in the style of ours: no capital, no full stop."""
+    """A message of click's in the style of ours: one line, no capital, no full stop."""
     from holdfast.cli.terminal import printable
 
-    return printable(text[:1].lower() + text[1:].rstrip("."))
+    return printable(" ".join((text[:1].lower() + text[1:].rstrip(".")).split()))
 
 
 def _interrupted() -> int:
     # The terminal shows ^C without a line end.
     click.echo("\ninterrupted", err=True)
     return INTERRUPTED
+
+
+def _leave(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _broken_pipe() -> int:
@@ -136,10 +164,17 @@ def main() -> None:
     """
 
 
+ckpt.add_command(export_step)
+ckpt.add_command(import_step)
 main.add_command(ckpt)
 main.add_command(coord)
 main.add_command(coordinator)
+main.add_command(data)
+main.add_command(hub)
 main.add_command(launch)
+main.add_command(plan)
 main.add_command(resize)
 main.add_command(status)
+main.add_command(sums)
+main.add_command(train)
 main.add_command(transfer)

@@ -15,7 +15,7 @@ from holdfast.cli.policy_text import Rule, joined
 from holdfast.cli.terminal import Column, Styled
 from holdfast.errors import LeaseError, StorageError
 from holdfast.journal import Journal, StepPruned
-from holdfast.storage import LocalStore
+from holdfast.storage import Store, is_url
 from holdfast.vault import WORK
 
 _LOCK = re.compile(r"writer-(0|[1-9][0-9]{0,8})\.lock")
@@ -35,7 +35,7 @@ class Decision:
         return self.info.nbytes if self.info is not None else 0
 
 
-def decisions(store: LocalStore, rules: list[Rule], *, now: float) -> list[Decision]:
+def decisions(store: Store, rules: list[Rule], *, now: float) -> list[Decision]:
     """What the rules decide about every committed step, oldest first."""
     infos, broken = readable_steps(store)
     kept_by = [(rule.text, rule.policy.kept(infos, now=now)) for rule in rules]
@@ -53,7 +53,7 @@ def decisions(store: LocalStore, rules: list[Rule], *, now: float) -> list[Decis
 
 
 @contextmanager
-def quiet_folder(store: LocalStore) -> Iterator[None]:
+def quiet_folder(store: Store) -> Iterator[None]:
     """Hold every writer's lease, so that no run writes here meanwhile.
 
     Fails: LeaseError if a live run, or a vault that finishes its last save, does.
@@ -70,7 +70,7 @@ def quiet_folder(store: LocalStore) -> Iterator[None]:
         yield
 
 
-def _lease(store: LocalStore, rank: int) -> Lease:
+def _lease(store: Store, rank: int) -> Lease:
     try:
         return Lease(store, rank)
     except LeaseError as error:
@@ -81,10 +81,11 @@ def _lease(store: LocalStore, rank: int) -> Lease:
         ) from None
 
 
-def remove(store: LocalStore, steps: Sequence[int]) -> None:
+def remove(store: Store, steps: Sequence[int]) -> None:
     """Remove steps, oldest first. Fails: StorageError that says which are gone already."""
     path = os.path.join(store.root, "journal.jsonl")
-    journal = Journal(path, component="cli") if os.path.exists(path) else None
+    there = not is_url(store.root) and os.path.exists(path)
+    journal = Journal(path, component="cli") if there else None
     gone: list[int] = []
     try:
         for step in steps:
@@ -133,7 +134,7 @@ def say(found: Sequence[Decision], *, now: float, dry_run: bool) -> None:
     terminal.say(f"{verb} {len(going)} of {terminal.count(len(found), 'step')} ({freed})")
 
 
-def as_json(store: LocalStore, found: Sequence[Decision], rules: list[Rule], dry_run: bool) -> dict[str, Any]:
+def as_json(store: Store, found: Sequence[Decision], rules: list[Rule], dry_run: bool) -> dict[str, Any]:
     """The decisions as one object."""
     return {
         "path": store.root,

@@ -43,12 +43,21 @@ def run_folder(folder: Path, run: str | None) -> Path:
     from holdfast.supervise.status import STATUS_FILE
 
     if run is not None:
-        place = folder / run
-        if not (place / STATUS_FILE).exists():
+        # A path is fine as well, as the shell completes it.
+        place = Path(run) if "/" in run and Path(run).is_dir() else folder / run
+        if (place / STATUS_FILE).exists():
+            return place
+        if place.is_dir():
             raise UsageError(
-                f"there is no run {run!r} in {folder}", hint="`holdfast launch --run NAME` starts one"
+                f"{place} was not launched: there is no status of it",
+                hint=f"what it has done is in {place}/journal.jsonl, and in metrics.jsonl of a `holdfast "
+                f"train`; `holdfast ckpt ls {place}/ckpt` shows what is saved",
             )
-        return place
+        there = sorted(one.parent.name for one in folder.glob(f"*/{STATUS_FILE}"))
+        raise UsageError(
+            f"there is no run {run!r} in {folder}",
+            hint=f"there are {', '.join(there)}" if there else "`holdfast launch --run NAME` starts one",
+        )
     found = sorted(folder.glob(f"*/{STATUS_FILE}"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise UsageError(
@@ -76,7 +85,7 @@ def _is_launched(place: Path) -> bool:
     """Whether a process holds the lock of the run's launch."""
     import fcntl
 
-    from holdfast.launch.lock import LOCK
+    from holdfast.supervise.run_lock import LOCK
 
     try:
         fd = os.open(place / LOCK, os.O_RDONLY | os.O_CLOEXEC)
@@ -123,10 +132,11 @@ def _show_json(found: RunStatus, live: bool, lines: bool) -> None:
 def _show(found: RunStatus, live: bool, lines: bool) -> None:
     from holdfast.cli.terminal import Column, age, say, say_table
 
-    ago = age(time.time() - found.wall)
+    old_s = max(0.0, time.time() - found.wall)
+    when = f"live; it last changed {age(old_s)} ago" if live else f"as of {age(old_s)} ago"
     if lines:
         say("")
-    say(f"{found.run}: {state_words(found, live)}, {step_words(found)} (as of {ago} ago)")
+    say(f"{found.run}: {state_words(found, live)}, {step_words(found)} ({when})")
     if found.message:
         say(found.message)
     columns = [Column("seat"), Column("state"), Column("worker", right=True), Column("node", right=True)]
@@ -147,7 +157,7 @@ def _show(found: RunStatus, live: bool, lines: bool) -> None:
         if sayings:
             say(f"last {title}:")
         for one in sayings[-_SAYINGS:]:
-            say(f"  {one.ago_s:8.1f} s before  {one.text}")
+            say(f"  {age(old_s + one.ago_s):>6} ago  {one.text}")
 
 
 def state_words(found: RunStatus, live: bool) -> str:

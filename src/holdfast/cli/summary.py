@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from holdfast.arrays import decode_scalar, match
 from holdfast.cli import terminal
 from holdfast.cli.terminal import Column
 from holdfast.format import ArrayEntry, Manifest, ScalarEntry, decode_owners, num_cells
-from holdfast.storage import LocalStore
+from holdfast.storage import Store
 
 
 def selected(manifest: Manifest, patterns: Sequence[str]) -> list[ArrayEntry]:
@@ -43,7 +43,9 @@ def say(manifest: Manifest, arrays: Sequence[ArrayEntry], *, pinned: bool, now: 
     if manifest.scalars:
         terminal.say("\nscalars")
         columns = (Column("NAME", fold=True), Column("TYPE"), Column("VALUE", fold=True))
-        rows = [(entry.name, entry.type, scalar_text(entry)) for entry in manifest.scalars]
+        rows = [
+            (entry.name, entry.type, terminal.shorten(scalar_text(entry), 60)) for entry in manifest.scalars
+        ]
         terminal.say_table(columns, rows, indent=2)
     if arrays:
         terminal.say("\narrays")
@@ -66,7 +68,7 @@ def _say_arrays(arrays: Sequence[ArrayEntry]) -> None:
             shape_text(entry.shape),
             "x".join(map(str, grid(entry))) or "-",
             f"{entry.nbytes:,}",
-            ranges_text(parts(entry)),
+            terminal.ranges(parts(entry), ","),
         )
         for entry in arrays
     ]
@@ -74,7 +76,7 @@ def _say_arrays(arrays: Sequence[ArrayEntry]) -> None:
 
 
 def as_json(
-    store: LocalStore, manifest: Manifest, arrays: Sequence[ArrayEntry], *, pinned: bool
+    store: Store, manifest: Manifest, arrays: Sequence[ArrayEntry], *, pinned: bool
 ) -> dict[str, Any]:
     """The manifest as one object."""
     save = manifest.save
@@ -136,20 +138,9 @@ def parts(entry: ArrayEntry) -> list[int]:
     return sorted(set(decode_owners(entry.owners, num_cells(entry.cuts))))
 
 
-def ranges_text(numbers: Iterable[int]) -> str:
-    """Ascending numbers as `0-3,7`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def scalar_text(entry: ScalarEntry, most: int = 60) -> str:
-    """A Python scalar as Python shows it, cut."""
-    return terminal.shorten(repr(decode_scalar(entry.type, entry.value)), most)
+def scalar_text(entry: ScalarEntry) -> str:
+    """A Python scalar as Python shows it."""
+    return repr(decode_scalar(entry.type, entry.value))
 
 
 def scalar_json(entry: ScalarEntry) -> Any:

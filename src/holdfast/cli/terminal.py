@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 import click
@@ -16,16 +18,25 @@ import click
 LINE_EVERY_S: Final = 2.0
 """How often a progress line is printed where there is no terminal to draw a bar on."""
 
+_FOLDED: Final = 20
+"""Characters that text in several lines needs to be read with ease."""
+
+_SILENT_S: Final = 3.0
+
 Progress = Callable[[int], None]
 """Told the bytes done so far."""
 
 
 class Column(NamedTuple):
-    """A table column; `fold` marks long text that may take several lines."""
+    """A table column; `fold` marks long text that may take several lines.
+
+    One that is `spare` is left out on a terminal that has no room for the others beside it.
+    """
 
     title: str
     right: bool = False
     fold: bool = False
+    spare: bool = False
 
 
 class Styled(NamedTuple):
@@ -87,6 +98,11 @@ def _rich_table(columns: Sequence[Column], rows: Sequence[Sequence[Styled]], ind
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(file=sys.stdout, highlight=False)
+    if _natural_width(columns, rows) + indent > console.width:
+        # rich would shrink the column that may fold, which says the most, to nothing.
+        kept = [not column.spare for column in columns]
+        columns, rows = [*compress(columns, kept)], [[*compress(row, kept)] for row in rows]
     header = "" if os.environ.get("NO_COLOR") else "bold"
     table = Table(box=None, pad_edge=False, header_style=header, padding=(0, 2, 0, 0))
     for column in columns:
@@ -99,7 +115,16 @@ def _rich_table(columns: Sequence[Column], rows: Sequence[Sequence[Styled]], ind
         )
     for row in rows:
         table.add_row(*(Text(cell.text, style=cell.style) for cell in row))
-    Console(file=sys.stdout, highlight=False).print(Padding(table, (0, 0, 0, indent)))
+    console.print(Padding(table, (0, 0, 0, indent)))
+
+
+def _natural_width(columns: Sequence[Column], rows: Sequence[Sequence[Styled]]) -> int:
+    """What a table takes whose folded text has a little room."""
+    total = 0
+    for number, column in enumerate(columns):
+        width = max([len(column.title), *(len(row[number].text) for row in rows)])
+        total += 2 + (min(width, _FOLDED) if column.fold else width)
+    return total
 
 
 @contextmanager
@@ -140,6 +165,18 @@ def _lines(label: str, total: int, clock: Callable[[], float]) -> Progress:
             note(f"{label}: {100 * done // max(total, 1)}% ({size(done)} of {size(total)})")
 
     return advance
+
+
+@contextmanager
+def unless_soon(text: str) -> Iterator[None]:
+    """Says `text` once, if what happens inside keeps a person waiting."""
+    timer = threading.Timer(_SILENT_S, note, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -190,6 +227,17 @@ def age(seconds: float) -> str:
 def count(number: int, what: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def ranges(numbers: Iterable[int], between: str = ", ") -> str:
+    """Numbers as people write them: `0, 2-5, 9`."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return between.join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def shorten(text: str, most: int) -> str:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.arrays import TABLE, flatten, stored_shape, unflatten
+from holdfast.arrays import TABLE, DType, flatten, stored_shape, unflatten
 from holdfast.arrays import dtype as dtype_of
+from holdfast.arrays.text import reason, show
 from holdfast.errors import FormatError, StorageError, TreeError, UsageError
 from holdfast.format import Tensor, decode_header, encode_header
 
 KINDS: Final = (".npz", ".safetensors")
 _READ: Final = 64 << 20
 _DTYPES: Final = {one.stored: one for one in TABLE.values() if one.native}
+_ODD: Final = "holdfast.dtypes"
+"""The header entry with the dtypes that safetensors lacks, by name: there those arrays are bytes."""
 
 
 def is_treefile(path: str) -> bool:
@@ -59,7 +63,8 @@ def _safetensors(path: str, advance: Callable[[int], None]) -> dict[str, NDArray
         def read_range(offset: int, length: int) -> bytes:
             return os.pread(file.fileno(), length, offset)
 
-        _, tensors, start = decode_header(read_range, size, name=path)
+        metadata, tensors, start = decode_header(read_range, size, name=path)
+        odd = _odd_dtypes(path, metadata.get(_ODD, "{}"), tensors)
         unknown = sorted({one.dtype for one in tensors if one.dtype not in _DTYPES})
         if unknown:
             raise FormatError(f"{path}: no array here can hold {', '.join(unknown)}")
@@ -72,10 +77,33 @@ def _safetensors(path: str, advance: Callable[[int], None]) -> dict[str, NDArray
                 raise FormatError(f"{path}: it became shorter while it was read")
             got += more
             advance(got)
-    return {
-        one.name: data[one.begin : one.end].view(_DTYPES[one.dtype].numpy).reshape(one.shape)
-        for one in tensors
-    }
+    found = {}
+    for one in tensors:
+        kind = odd.get(one.name, _DTYPES[one.dtype])
+        shape = one.shape[: len(one.shape) - len(stored_shape(kind, ()))]
+        found[one.name] = data[one.begin : one.end].view(kind.numpy).reshape(shape)
+    return found
+
+
+def _odd_dtypes(path: str, text: str, tensors: Sequence[Tensor]) -> dict[str, DType]:
+    """The dtypes that an entry of the header gives to arrays of bytes. Fails: FormatError."""
+    try:
+        words = msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.MsgspecError as error:
+        raise FormatError(f"{path}: its entry {_ODD} is damaged: {reason(error)}") from None
+    by_name, found = {one.name: one for one in tensors}, {}
+    for name, word in words.items():
+        one, kind = by_name.get(name), TABLE.get(word)
+        tail = () if kind is None else stored_shape(kind, ())
+        if (
+            one is None
+            or kind is None
+            or one.dtype != kind.stored
+            or one.shape[len(one.shape) - len(tail) :] != tail
+        ):
+            raise FormatError(f"{path}: {show(name)} cannot be {show(word)}, which its entry {_ODD} says")
+        found[name] = kind
+    return found
 
 
 def check_new(path: str) -> None:
@@ -121,13 +149,15 @@ def _write_npz(file: BinaryIO, arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def _write_safetensors(file: BinaryIO, arrays: dict[str, NDArray[Any]]) -> None:
-    tensors, at = [], 0
+    tensors, odd, at = [], {}, 0
     for name, array in arrays.items():
         known = dtype_of(array.dtype)
+        if not known.native:
+            odd[name] = known.name
         end = at + array.nbytes
         tensors.append(Tensor(name, known.stored, stored_shape(known, array.shape), at, end))
         at = end
-    file.write(encode_header(tensors, {}))
+    file.write(encode_header(tensors, {_ODD: msgspec.json.encode(odd).decode()} if odd else {}))
     for array in arrays.values():
         file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 

@@ -8,9 +8,17 @@ from typing import Any
 
 from holdfast.checkpoint import step_manifest
 from holdfast.cli import terminal
-from holdfast.errors import FormatError, StorageError
-from holdfast.format import MANIFEST, Manifest, Problem, parse_file_name, step_folder, verify_step
-from holdfast.storage import LocalStore
+from holdfast.errors import FormatError, NoCheckpointError, StorageError
+from holdfast.format import (
+    MANIFEST,
+    Manifest,
+    Problem,
+    SaveId,
+    parse_file_name,
+    step_folder,
+    verify_step,
+)
+from holdfast.storage import Store
 
 _NAMES_SHOWN = 12
 
@@ -24,19 +32,37 @@ class Verdict:
     problems: tuple[Problem, ...]
 
 
-def verdict(store: LocalStore, step: int) -> Verdict:
-    """Verify one step, with progress on stderr. Fails: NoCheckpointError if it is not there."""
+def verdict(store: Store, step: int) -> Verdict:
+    """Verify one step, with progress on stderr. Fails: NoCheckpointError if it is not there to the end."""
     try:
         manifest = step_manifest(store, step)
     except (FormatError, StorageError) as error:
+        _check_there(store, step, None)
         return Verdict(step, None, (Problem(MANIFEST, None, (), error.message),))
     total = _data_bytes(store, manifest)
     with terminal.progress(f"verifying step {step}", total) as advance:
         problems = tuple(verify_step(store, step_folder(step), progress=advance))
+    if problems:
+        _check_there(store, step, manifest.save)
     return Verdict(step, manifest, problems)
 
 
-def _data_bytes(store: LocalStore, manifest: Manifest) -> int:
+def _check_there(store: Store, step: int, save: SaveId | None) -> None:
+    """NoCheckpointError if a live run has removed a step meanwhile, or saved it again: that is no damage."""
+    try:
+        there = store.exists(step_folder(step), MANIFEST) and (
+            save is None or step_manifest(store, step).save == save
+        )
+    except (FormatError, StorageError):
+        return
+    if not there:
+        raise NoCheckpointError(
+            f"step {step} was removed from {store.root} meanwhile",
+            hint="holdfast ckpt ls shows what is there",
+        )
+
+
+def _data_bytes(store: Store, manifest: Manifest) -> int:
     """Bytes of the data files as they lie on disk, headers included."""
     folder, total = step_folder(manifest.save.step), 0
     for name in store.names(folder):
@@ -69,7 +95,7 @@ def _names(names: Sequence[str]) -> str:
     return f"{shown} and {more} more (--json lists all)" if more > 0 else shown
 
 
-def as_json(store: LocalStore, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def as_json(store: Store, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """The verdicts as one object."""
     return {
         "path": store.root,
