@@ -15,8 +15,11 @@ from bench.report import Refused, Report
 COMMANDS = {
     "checkpoint": "bench.checkpoint",
     "coord": "bench.coord",
+    "load": "bench.load",
     "recovery": "bench.recovery",
     "reduce": "bench.reduce",
+    "scale": "bench.scale",
+    "train": "bench.train",
     "transfer": "bench.transfer",
 }
 """Each module offers a docstring, `configure(parser)` and `run(args)`; a new benchmark is one line here."""

@@ -15,7 +15,13 @@ _GRACE_S = 30.0
 
 
 def run_child(
-    module: str, name: str, folder: Path, options: Mapping[str, Any], *, env: Mapping[str, str]
+    module: str,
+    name: str,
+    folder: Path,
+    options: Mapping[str, Any],
+    *,
+    env: Mapping[str, str],
+    timeout_s: float = 1800.0,
 ) -> dict[str, Any]:
     """Run `python -m MODULE NAME FOLDER OPTIONS` and return the JSON object that it prints.
 
@@ -28,7 +34,7 @@ def run_child(
         env={**os.environ, **env},
     )
     try:
-        out, _ = child.communicate(timeout=1800.0)
+        out, _ = child.communicate(timeout=timeout_s)
     except BaseException:
         child.terminate()
         try:

@@ -9,7 +9,9 @@ import mmap
 import os
 import platform
 import shutil
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -134,3 +136,17 @@ def discard(path: Path) -> None:
     else:
         path.unlink(missing_ok=True)
     os.sync()
+
+
+@contextmanager
+def work_folder(parent: Path, name: str) -> Iterator[Path]:
+    """A folder of our own that is gone afterwards, however that comes about."""
+    made = [path for path in (parent, *parent.parents) if not path.exists()]
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"bench-{name}-", dir=parent.resolve()))
+    try:
+        yield folder
+    finally:
+        discard(folder)
+        for path in made:
+            path.rmdir()

@@ -7,10 +7,10 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class Refused(Exception):
@@ -89,6 +89,8 @@ class Report:
 
     def as_text(self) -> str:
         """Tables for people."""
+        from rich.console import Console
+
         console = Console(file=io.StringIO(), width=112)
         console.print(self.method, "\n", highlight=False)
         console.print(self._table())
@@ -99,6 +101,8 @@ class Report:
         return console.file.getvalue()
 
     def _table(self) -> Table:
+        from rich.table import Table
+
         table = Table("key", "value", "bar", "", "meaning", box=None, pad_edge=False)
         for key, bar in self.bars.items():
             value = self.values.get(key)
@@ -111,6 +115,8 @@ class Report:
         return table
 
     def _raw_table(self) -> Table:
+        from rich.table import Table
+
         table = Table("\nmeasured", "\nmedian", "\nmin .. max", "\nGB/s", box=None, pad_edge=False)
         for name, series in self.raw.items():
             rate = series.rate

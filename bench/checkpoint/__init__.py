@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -48,16 +45,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="as-found",
         help="leave free memory as it is (default), or touch and free it before each measurement",
     )
+    parser.add_argument("--gpu", action="store_true", help="measure state on the GPU that is here instead")
+    parser.add_argument("--gpu-gb", type=float, default=8.6, help="its size in GB (default 8.6)")
+    parser.add_argument("--out", type=Path, help="with --gpu: a file for the JSON, written after each part")
     parser.add_argument("--skip-peers", action="store_true", help="measure Holdfast and the probes only")
 
 
 def run(args: argparse.Namespace) -> Report:
     """Measure everything; fails with Refused if disk or memory are too small."""
+    if args.gpu:
+        return _on_gpu(args)
     rounds = 1 if args.smoke else args.rounds
     nbytes = _SMOKE_BYTES if args.smoke else int(args.size_gib * 2**30)
     spec = spec_of(nbytes, smoke=args.smoke)
     touch = args.memory == "touched"
-    with _work_folder(args.dir or Path("build")) as folder:
+    with machine.work_folder(args.dir or Path("build"), "checkpoint") as folder:
         machine.require_room(
             folder, disk=_DISK_COPIES * nbytes + 64 * MIB, memory=_MEMORY_COPIES * nbytes + 512 * MIB
         )
@@ -83,6 +85,15 @@ def run(args: argparse.Namespace) -> Report:
         )
 
 
+def _on_gpu(args: argparse.Namespace) -> Report:
+    from bench.checkpoint.gpu import GpuRun
+
+    nbytes = _SMOKE_BYTES if args.smoke else int(args.gpu_gb * 1e9)
+    with machine.work_folder(args.dir or Path("build"), "checkpoint") as folder:
+        machine.require_room(folder, disk=4 * nbytes, memory=4 * nbytes + 512 * MIB)
+        return GpuRun(folder, args, machine.description(folder), progress).run()
+
+
 def _notes(smoke: bool, peers: dict[str, bool]) -> list[str]:
     notes = [f"not installed, so not measured: {name}" for name, there in peers.items() if not there]
     if smoke:
@@ -94,20 +105,6 @@ def _peers() -> dict[str, bool]:
     from bench.checkpoint.subjects import peers_installed
 
     return peers_installed()
-
-
-@contextmanager
-def _work_folder(parent: Path) -> Iterator[Path]:
-    """A folder of our own that is gone afterwards, however that comes about."""
-    made = [path for path in (parent, *parent.parents) if not path.exists()]
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="bench-checkpoint-", dir=parent.resolve()))
-    try:
-        yield folder
-    finally:
-        machine.discard(folder)
-        for path in made:
-            path.rmdir()
 
 
 def _children(folder: Path, spec: StateSpec, rounds: int, *, touch: bool, gently: bool) -> dict[str, Series]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import resource
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,7 +42,7 @@ def run(args: argparse.Namespace) -> Report:
     installed = _peers()
     peers = [] if args.skip_peers else [name for name, there in installed.items() if there]
     _allow_descriptors()
-    with _work_folder(args.dir or Path("build")) as folder:
+    with machine.work_folder(args.dir or Path("build"), "coord") as folder:
         about = machine.description(folder)
         measured = Rounds(folder, ["holdfast", *peers], plan, progress)
         measured.run(rounds)
@@ -86,20 +84,6 @@ def _allow_descriptors() -> None:
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-@contextmanager
-def _work_folder(parent: Path) -> Iterator[Path]:
-    """A folder of our own that is gone afterwards, however that comes about."""
-    made = [path for path in (parent, *parent.parents) if not path.exists()]
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="bench-coord-", dir=parent.resolve()))
-    try:
-        yield folder
-    finally:
-        machine.discard(folder)
-        for path in made:
-            path.rmdir()
 
 
 def _values(raw: Mapping[str, Series], few: int, many: int) -> dict[str, float | None]:

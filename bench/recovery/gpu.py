@@ -10,8 +10,10 @@ import json
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,9 @@ from holdfast.journal import StateReceived, StepDone, WorkerReplaced
 from holdfast.testing.launched import LaunchedRun
 
 WAIT_S = 400.0
+_WATCH_S = 60.0
+_GONE_MIB = 4096
+"""More than anything but the end of a process gives back at once."""
 
 
 def _said(run: LaunchedRun) -> dict[int, list[dict[str, Any]]]:
@@ -56,6 +61,7 @@ def main() -> None:
             if time.monotonic() > deadline:
                 raise SystemExit(f"no parked process: {run.tail()}")
             run.await_step(0, WAIT_S, after=time.time())
+        reclaimed = _Reclaimed()
         at = time.time()
         os.kill(run.pid(replica=1), signal.SIGKILL)
         first = run.await_step(0, WAIT_S, after=at)
@@ -65,7 +71,35 @@ def main() -> None:
         )
         assert isinstance(back.event, StepDone)
         run.await_step(back.event.step + 2, WAIT_S)
-        print(json.dumps(_summary(run, at, first.t, back.t)))
+        print(json.dumps({"hbm_reclaim_s": reclaimed.after(at), **_summary(run, at, first.t, back.t)}))
+
+
+class _Reclaimed:
+    """Watches the GPU's memory from now on, as the driver accounts for it."""
+
+    def __init__(self) -> None:
+        self._before = _used_mib()
+        self._seen: list[tuple[float, int]] = []
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        ends = time.monotonic() + _WATCH_S
+        while time.monotonic() < ends and not self._dropped():
+            self._seen.append((time.time(), _used_mib()))
+
+    def _dropped(self) -> bool:
+        return bool(self._seen) and self._seen[-1][1] < self._before - _GONE_MIB
+
+    def after(self, at: float) -> float | None:
+        """Seconds after `at` until the memory of a replica was free again; None if that was not seen."""
+        self._thread.join(_WATCH_S + 10.0)
+        return self._seen[-1][0] - at if self._dropped() else None
+
+
+def _used_mib() -> int:
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
 def _none() -> Any:

@@ -13,6 +13,9 @@ from bench.recovery import ours, peers
 from bench.report import Series
 
 REPLICAS = 3
+_SNAPSHOT_MB = 100
+_SAVES = 10
+"""Steps between two saves where all is lost: the next step is one that had been done, up to so many."""
 
 
 @final
@@ -42,12 +45,13 @@ class Measuring:
             ("group", self._group),
             ("all", self._all),
             ("overhead", self._overhead),
+            ("snapshot", self._snapshot),
             ("peers", self._peers),
             ("goodput", self._goodput),
         ):
             if self._wanted and name not in self._wanted:
                 continue
-            if self._smoke and name in ("peers", "goodput", "all", "group"):
+            if self._smoke and name in ("peers", "goodput", "all", "group", "snapshot"):
                 continue
             self._progress(f"recovery: {name}")
             try:
@@ -86,19 +90,33 @@ class Measuring:
 
     def _all(self) -> None:
         for key, vault_too in (("all_lost_s", False), ("all_lost_disk_s", True)):
-            with ours.launched(self._folder, key, replicas=REPLICAS) as run:
+            with ours.launched(self._folder, key, replicas=REPLICAS, save_every=_SAVES) as run:
                 found = [
-                    ours.all_lost(run, REPLICAS, vault_too=vault_too)
+                    ours.all_lost(run, REPLICAS, vault_too=vault_too, saves=_SAVES)
                     for _ in range(max(1, self._rounds // 2))
                 ]
-            self.values[key] = self._keep(f"all lost{', vault too' if vault_too else ''}, next step", found)
+            title = f"all lost{', vault too' if vault_too else ''}, next step"
+            self.values[key] = self._keep(title, [took for took, _ in found])
+            self.notes.append(f"{title}: the state came from {', '.join(sorted({at for _, at in found}))}")
 
     def _overhead(self) -> None:
         with ours.launched(self._folder, "overhead", replicas=REPLICAS) as run:
-            found = [1e3 * ours.cpu_per_step(run, REPLICAS, 5 if self._smoke else 100)]
-        self.values["overhead_ms"] = self._keep("CPU of supervision per step", found, "ms")
+            outside, inside = ours.cpu_per_step(run, REPLICAS, 5 if self._smoke else 100)
+        self._keep("CPU of agent, coordinator, vault and launch per step", [1e3 * outside], "ms")
+        self._keep("CPU of Holdfast's threads in workers per step", [1e3 * inside], "ms")
+        self.values["overhead_ms"] = 1e3 * (outside + inside)
+
+    def _snapshot(self) -> None:
+        found = ours.snapshots(self._folder, saves=2 * self._rounds, megabytes=_SNAPSHOT_MB)
+        snapshot, memcpy = (
+            self._keep(f"{what} of {_SNAPSHOT_MB} MB", [1e3 * one for one in values], "ms")
+            for what, values in zip(("snapshot", "memcpy"), zip(*found, strict=True), strict=True)
+        )
+        self.values["snapshot_vs_memcpy"] = snapshot / memcpy
 
     def _peers(self) -> None:
+        if "replica_lost_s" not in self.values:
+            self._lost()
         ours_s = self.values.get("replica_lost_s")
         for key, package, times in (
             ("vs_torchrun", "torch", peers.torchrun_times),
@@ -125,7 +143,7 @@ class Measuring:
         for key, mtbf_s, signals in (
             ("goodput_60s", 60.0, kills),
             ("goodput_15s", 15.0, kills),
-            ("mixed_15s", 15.0, both),
+            ("goodput_15s_mixed", 15.0, both),
         ):
             self._progress(f"recovery: {key}")
             took, found, losses = ours.disturbed(
@@ -140,10 +158,7 @@ class Measuring:
             if found != digest:
                 self.notes.append(f"{key}: the final state differs from the undisturbed run's")
             self._keep(f"{key}: {losses} losses", [took])
-            if key in ("goodput_60s", "goodput_15s"):
-                self.values[key] = plain / took
-            else:
-                self.notes.append(f"goodput, {key}: {plain / took:.3f}")
+            self.values[key] = plain / took
 
     def _step_s(self) -> float:
         with ours.launched(self._folder, "pace", replicas=REPLICAS, steps="60") as run:

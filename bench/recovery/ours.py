@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.recovery import LANES, SAVE_EVERY
-from holdfast.journal import PartStarted, Record, StepDone
+from holdfast.journal import PartStarted, Record, RunRestored, StepDone
 from holdfast.testing.launched import LaunchedRun
 
 TRAINER = Path(__file__).with_name("trainer.py")
 GROUP_TRAINER = Path(__file__).with_name("group_trainer.py")
+SNAPSHOT_TRAINER = Path(__file__).with_name("snapshot_trainer.py")
+_FIRST_SAVES = 2
+"""The vault keeps two states, and takes memory for each when it first comes."""
 WAIT_S = 180.0
 _ENDLESS = "1000000"
 
@@ -93,15 +98,26 @@ def hung(run: LaunchedRun, replicas: int) -> tuple[float, float]:
 
 
 def group_replaced(run: LaunchedRun, workers: int) -> float:
-    """SIGKILL one worker of a run that is one replica of several: seconds until the next step."""
+    """SIGKILL one worker of a run that is one replica of several: seconds until its successors' next step.
+
+    The other workers may still finish the step that they were in; that is no recovery.
+    """
     settled(run, 1, workers)
     at = killed(run, [run.pid(replica=0, index=random.randrange(workers))], signal.SIGKILL)
-    return run.await_step(0, WAIT_S, after=at).t - at
+    back = run.await_record(lambda one: isinstance(one.event, RunRestored) and one.t > at, WAIT_S)
+    return run.await_step(0, WAIT_S, after=back.t).t - at
 
 
-def all_lost(run: LaunchedRun, replicas: int, *, vault_too: bool) -> float:
-    """SIGKILL workers, parked processes and the agent, the vault if asked: seconds until the next step."""
+def all_lost(run: LaunchedRun, replicas: int, *, vault_too: bool, saves: int) -> tuple[float, str]:
+    """SIGKILL workers, parked processes and the agent, the vault if asked: seconds until the next step, and
+    where the state was found.
+
+    Before that the run goes on for two saves beyond what it had ever reached: there is a state to find, and
+    the loss before is forgiven. After two in a row without progress an agent comes back only after a pause.
+    """
     settled(run, replicas, 1)
+    reached = max(one.event.step for one in run.records() if isinstance(one.event, StepDone))
+    run.await_step(reached + 2 * saves, WAIT_S)
     alive = [pid for pid in run.pids().values() if _lives(pid)]
     agents = {_parent(pid) for pid in alive}
     vaults = [
@@ -110,7 +126,9 @@ def all_lost(run: LaunchedRun, replicas: int, *, vault_too: bool) -> float:
         if isinstance(one.event, PartStarted) and one.event.part == "vault" and _lives(one.event.pid)
     ]
     at = killed(run, [*agents, *alive, *(vaults if vault_too else [])], signal.SIGKILL)
-    return run.await_step(0, WAIT_S, after=at).t - at
+    first = run.await_step(0, WAIT_S, after=at).t
+    sources = [one.event.source for one in run.records() if isinstance(one.event, RunRestored) and one.t > at]
+    return first - at, sources[0] if sources else "nowhere"
 
 
 def _lives(pid: int) -> bool:
@@ -143,7 +161,7 @@ def disturbed(
             try:
                 run.process.wait(max(0.0, next_at - time.time()))
                 break
-            except Exception:
+            except subprocess.TimeoutExpired:
                 pass
             status = run.status()
             alive = [seat.pid for seat in status.seats if seat.slot >= 0 and seat.pid] if status else []
@@ -164,21 +182,50 @@ def finished(run: LaunchedRun) -> tuple[float, str]:
     return done[-1].t - done[0].t, (run.folder / "digest").read_text()
 
 
-def cpu_per_step(run: LaunchedRun, replicas: int, steps: int) -> float:
-    """CPU seconds per step of agent, coordinator, vault and launch."""
+def cpu_per_step(run: LaunchedRun, replicas: int, steps: int) -> tuple[float, float]:
+    """CPU seconds per step of agent, coordinator, vault and launch, and of Holdfast's threads in workers."""
     settled(run, replicas, 1)
     spawned = set(run.pids().values())
     first = next(pid for pid in spawned if _lives(pid))
     parts = [one.event.pid for one in run.records() if isinstance(one.event, PartStarted)]
-    watched = [pid for pid in {run.process.pid, _parent(first), *parts} if _lives(pid)]
+    watched = [Path(f"/proc/{pid}") for pid in {run.process.pid, _parent(first), *parts} if _lives(pid)]
+    threads = [
+        Path(f"/proc/{pid}/task/{thread}")
+        for pid in spawned
+        if _lives(pid) and (noted := run.folder / f"threads-{pid}").exists()
+        for thread in json.loads(noted.read_text())
+    ]
     start = run.await_step(0, WAIT_S, after=time.time())
     assert isinstance(start.event, StepDone)
-    before = sum(map(_cpu_s, watched))
+    before = _cpu_s(watched), _cpu_s(threads)
     end = run.await_step(start.event.step + steps, WAIT_S)
     assert isinstance(end.event, StepDone)
-    return (sum(map(_cpu_s, watched)) - before) / (end.event.step - start.event.step)
+    done = end.event.step - start.event.step
+    return (_cpu_s(watched) - before[0]) / done, (_cpu_s(threads) - before[1]) / done
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _cpu_s(tasks: list[Path]) -> float:
+    """What threads, or all threads of processes, have used of the processors."""
+    found = 0.0
+    for task in tasks:
+        for one in (task / "task").iterdir() if (task / "task").exists() else (task,):
+            with suppress(OSError):  # it has ended
+                found += int((one / "schedstat").read_text().split()[0]) / 1e9
+    return found
+
+
+def snapshots(folder: Path, *, saves: int, megabytes: int) -> list[tuple[float, float]]:
+    """Seconds of saves of a run's state into the vault, and of one copy of it beside each."""
+    steps = 2 * (saves + _FIRST_SAVES)
+    with LaunchedRun(
+        *(SNAPSHOT_TRAINER, str(steps), str(megabytes)),
+        folder=folder,
+        run="snapshot",
+        options=("--nproc", "1"),
+    ) as run:
+        code = run.wait(WAIT_S + steps)
+        if code:
+            raise RuntimeError(f"the run ended with code {code}; {run.tail()}")
+        (log,) = (run.folder / "logs").glob("0-[0-9]*.log")
+        said = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    return [(one["snapshot_s"], one["memcpy_s"]) for one in said[_FIRST_SAVES:]]

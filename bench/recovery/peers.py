@@ -53,8 +53,11 @@ def torchrun_times(folder: Path, world: int, rounds: int) -> list[float]:
         *("--max-restarts", "1000", "--monitor-interval", "0.1"),
         *(str(HERE / "torch_trainer.py"), str(folder), _STEPS),
     ]
+    # By default the workers of all attempts share one store, whose keys carry no attempt: those of the second
+    # find the addresses that those of the first left there, and never connect.
+    env = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=env)
     found = []
     try:
         last = 0.0

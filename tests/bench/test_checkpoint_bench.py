@@ -21,6 +21,7 @@ REPO = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "bench", "checkpoint", "--smoke", "--json", "--dir"]
 
 
+@pytest.mark.full
 @pytest.mark.process
 def test_smoke_run_reports_every_key_and_leaves_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -36,6 +37,7 @@ def test_smoke_run_reports_every_key_and_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.full
 @pytest.mark.process
 def test_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     running = subprocess.Popen(

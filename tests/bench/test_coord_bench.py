@@ -22,6 +22,7 @@ REPO = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "bench", "coord", "--smoke", "--json", "--dir"]
 
 
+@pytest.mark.full
 @pytest.mark.process
 def test_smoke_run_reports_every_key_and_leaves_nothing(tmp_path: Path) -> None:
     done = subprocess.run(

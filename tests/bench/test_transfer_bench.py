@@ -20,13 +20,15 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.full
 @pytest.mark.process
-def test_smoke_run_reports_every_key() -> None:
-    done = bench("--smoke", "--json", "--peers", "jax")
+@pytest.mark.parametrize("peers", ["", "jax"], ids=["none", "jax"])
+def test_smoke_run_reports_every_key(peers: str) -> None:
+    done = bench("--smoke", "--json", "--peers", peers)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert set(found) == {*BARS, "method", "versions", "notes", "raw"}
-    absent = {"vs_ray", "vs_gloo"}
+    absent = {key for key in BARS if key.startswith("vs_") and not (peers and peers in key)}
     assert {key for key in BARS if found[key] is None} == absent, found["notes"]
     assert {"python", "kernel", "numpy"} <= set(found["versions"])
     assert "tcp_vs_raw, 1 MiB in 10 arrays" in found["raw"]
