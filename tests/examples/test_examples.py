@@ -18,8 +18,15 @@ PAGES = [
     "docs/tutorial.md",
     "docs/guides/supervision.md",
     "docs/guides/checkpoints.md",
+    "docs/guides/gpu-checkpoints.md",
+    "docs/guides/object-stores.md",
+    "docs/guides/moving-over.md",
+    "docs/guides/hugging-face.md",
     "docs/guides/coordination.md",
     "docs/guides/transfers.md",
+    "docs/guides/training/data.md",
+    "docs/guides/training/parallelism.md",
+    "docs/guides/training/recipes.md",
 ]
 
 
@@ -87,6 +94,7 @@ def test_a_trainer_killed_in_a_save_ends_in_the_same_bits(tmp_path: Path) -> Non
     assert (folder / "ckpt" / "step-00000032" / "manifest.json").exists()
 
 
+@pytest.mark.full
 @pytest.mark.process
 def test_weight_sync_survives_the_death_of_an_engine(tmp_path: Path) -> None:
     done = python(REPO / "examples" / "weight_sync.py", cwd=tmp_path, timeout_s=100)

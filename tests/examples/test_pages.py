@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.cli.launch import launch
 from holdfast.supervise.board import Reading
-from holdfast.supervise.messages import AGENT_LOST, CRASHED, HUNG, OUT_OF_MEMORY
+from holdfast.supervise.messages import AGENT_LOST, CRASHED, FENCED, HUNG, OUT_OF_MEMORY
 from holdfast.supervise.rules import ALLOWANCES, PART, PolicySettings
 from holdfast.supervise.watch import Deadlines
 from tests.examples.pages import listings
@@ -73,9 +73,9 @@ def test_the_budgets_of_the_guide_are_those_of_the_code() -> None:
     text, rules = plain(REPO / "docs" / "guides" / "supervision.md"), PolicySettings()
     limits = {cause: rules.allowance(cause).limit for cause in ALLOWANCES}
     said = (
-        f"crash {limits[CRASHED]} times and hang {limits[HUNG]} times, run out of memory "
-        f"{limits[OUT_OF_MEMORY]} times; a node's agent may be lost {limits[AGENT_LOST]} times, a "
-        f"part (vault, coordinator) {limits[PART]} times"
+        f"crash {limits[CRASHED]} times, be cut off from the coordinator {limits[FENCED]} times and hang "
+        f"{limits[HUNG]} times, run out of memory {limits[OUT_OF_MEMORY]} times; a node's agent may be "
+        f"lost {limits[AGENT_LOST]} times, a part (vault, coordinator) {limits[PART]} times"
     )
     assert said in text
     assert (rules.progress_steps, rules.poison_failures, rules.lemon_blames) == (3, 3, 4)
