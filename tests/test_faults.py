@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -142,6 +143,37 @@ def test_stop_stops_and_can_be_continued() -> None:
         process.send_signal(signal.SIGCONT)
         out, _ = process.communicate(timeout=30)
     assert out == b"alive\n"
+
+
+@pytest.mark.process
+def test_the_thread_that_stops_does_not_go_on() -> None:
+    # A stop of the process would be taken by the main thread, and this one would go on until that had run.
+    code = f"""
+import os, threading
+from holdfast import faults
+
+def work():
+    for number in range(300):
+        faults.site({SITE!r})
+        os.write(1, b"%d\\n" % number)
+
+threading.Thread(target=work).start()
+"""
+    command = [sys.executable, "-c", code]
+    env = {**os.environ, faults.ENV: f"{SITE}:stop@1+"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            for number in range(300):
+                stopped = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+                assert stopped is not None
+                assert stopped.si_code == os.CLD_STOPPED, f"it stopped {number} times of 300"
+                assert not select.select([process.stdout], [], [], 0)[0], "it went on"
+                process.send_signal(signal.SIGCONT)
+                assert process.stdout.readline() == b"%d\n" % number
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()
 
 
 @pytest.mark.process

@@ -107,7 +107,8 @@ def _kill(name: str) -> None:
 
 
 def _stop(name: str) -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this thread: of a signal to the process any thread may be the taker, and this one goes on meanwhile.
+    signal.raise_signal(signal.SIGSTOP)
 
 
 def _exit(name: str) -> NoReturn:

@@ -134,7 +134,8 @@ def fail() -> NoReturn:
 
 
 def _signal(number: signal.Signals) -> Callable[[], None]:
-    return lambda: os.kill(os.getpid(), number)
+    # To the calling thread: it must not go on while another takes the signal.
+    return lambda: signal.raise_signal(number)
 
 
 def _exit(code: int) -> Callable[[], object]:

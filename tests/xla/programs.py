@@ -8,7 +8,6 @@ With HOLD it stops itself once it has the turn to compile.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from typing import Any
@@ -86,7 +85,7 @@ def main() -> None:
 
         def stopped(task: Compile) -> Any:
             print(json.dumps({"saw": "compiling"}), flush=True)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            signal.raise_signal(signal.SIGSTOP)
             return whole(task)
 
         setattr(Compile, "compile", stopped)  # noqa: B010 - as a name, not as a method

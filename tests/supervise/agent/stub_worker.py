@@ -85,7 +85,7 @@ def cut_links() -> None:
 ACTS: dict[str, Callable[[], object]] = {
     "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "kill": use_up_memory,
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "stop": lambda: signal.raise_signal(signal.SIGSTOP),
     "exit75": lambda: sys.exit(75),
     "raise": fail,
     "done": lambda: sys.exit(0),
