@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -121,6 +122,16 @@ class Crew:
             thread.join(max(0.0, ends - time.monotonic()))
             assert not thread.is_alive(), "a member hangs"
         return found
+
+    def announced(self, slots: Sequence[int]) -> None:
+        """Return when these have announced what they hold of the step, and have heard it of each other."""
+        self.together(lambda one: one._announce(one._shelf.layout), slots)  # type: ignore[arg-type]
+        for one, other in itertools.permutations((self.members[slot] for slot in slots), 2):
+            hub, key = one._hub, (self.generation, one._step)
+            with hub.changed:
+                link = hub.link(other.incarnation)
+                assert link is not None
+                assert hub.changed.wait_for(lambda link=link, key=key: key in link.ready, DEADLINE_S)
 
     def exchange(self, slots: Sequence[int] | None = None, deadline_s: float = DEADLINE_S) -> dict[int, Any]:
         """The total's bytes, or the error, for each member."""

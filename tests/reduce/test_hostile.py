@@ -31,7 +31,7 @@ from holdfast.reduce.messages import (
 )
 from holdfast.transfer.links import address_of
 from holdfast.wire import NONCE_BYTES, ClientHandshake, framed
-from tests.reduce.crew import Crew, alone, dealt, unchecked
+from tests.reduce.crew import DEADLINE_S, Crew, alone, dealt, unchecked
 
 LANES: Final = 4
 STRANGER: Final = "f" * 32
@@ -139,7 +139,7 @@ def test_a_member_whose_notices_are_lies_is_named() -> None:
         reducer.add(0, {"w": 1.0})
         peer.say(Ready(1, 0, "another layout", 0, (Root(1, 2, 400, 1),)))
         with pytest.raises(ValueError, match="the arrays differ"):
-            reducer.exchange(5.0, unchecked)
+            reducer.exchange(DEADLINE_S, unchecked)
         assert reducer.decided == -1
         peer.sock.close()
     finally:

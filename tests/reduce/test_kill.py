@@ -161,8 +161,9 @@ def test_a_stop_in_any_phase_ends_at_the_deadline_and_its_return_hurts_nobody(
     run = Run(children, 3, phase.format("stop"), ("memfd", "tcp"))
     run.whole(0, dealt(LANES, range(3)))
     run.hit = True
-    with within(10.0):
-        heard = run.step(1, dealt(LANES, range(3)), deadline_s=0.7)
+    with within(30.0):
+        # So long that those who are well are never that far apart.
+        heard = run.step(1, dealt(LANES, range(3)), deadline_s=4.0)
     for line in heard.values():
         late = line.get("kind") == "ReplicaLateError" and line["slots"] == [VICTIM]
         assert late or line.get("digest") == expected(1), line

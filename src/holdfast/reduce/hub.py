@@ -171,14 +171,15 @@ class Hub:
             self._wake_up()
         if self._thread is not None:
             self._thread.join(10.0)
-        for link in self._every():
-            link.close()
-            link.forget()
-        for listener in self._listeners:
-            listener.close()
-        self._epoll.close()
-        os.close(self._wake)
-        os.close(self._news)
+        with self.changed:  # the caller's thread may be at an exchange
+            for link in self._every():
+                link.close()
+                link.forget()
+            for listener in self._listeners:
+                listener.close()
+            self._epoll.close()
+            os.close(self._wake)
+            os.close(self._news)
 
     # ---- the caller's thread, in the place of ours
 
@@ -195,11 +196,15 @@ class Hub:
         with self.changed:
             self._attended = attended
             for link in self._links.values():
-                if link.broken is None:
+                if link.broken is None and not self._closing:
                     self._arm(link)
 
     def wait(self, timeout_s: float) -> None:
-        """Let go of the lock until something came, `timeout_s` at most; the lock is held before and after."""
+        """Let go of the lock until something came, `timeout_s` at most; the lock is held before and after.
+
+        Fails: UsageError if another thread has closed the hub.
+        """
+        self._check_open()
         links = {link.sock.fileno(): link for link in self._links.values() if link.broken is None}
         poll = select.poll()
         poll.register(self._news, select.POLLIN)
@@ -210,6 +215,7 @@ class Hub:
             events = poll.poll(1e3 * timeout_s)
         finally:
             self.changed.acquire()
+        self._check_open()  # else these numbers may be somebody else's by now
         for fd, mask in events:
             if fd == self._news:
                 with contextlib.suppress(BlockingIOError):
@@ -218,6 +224,10 @@ class Hub:
                 self._drive(links[fd], mask)
                 if links[fd].broken is not None:
                     self._retire(links[fd])
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise UsageError("the reducer was closed while it was used", hint="close it from the same thread")
 
     # ---- the thread
 
