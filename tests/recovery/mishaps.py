@@ -36,7 +36,8 @@ class Mishap(msgspec.Struct, frozen=True, kw_only=True):
     """`what` happens to `who` as soon as somebody comes by `at`. -1: in any slot, at any step, after nothing.
 
     `who`: self, coordinator, vault, agent, parked, or slot:N. `after` is the number of a mishap that must
-    have happened before. One that is `always` to happen spares nobody.
+    have happened before. One that is `always` to happen spares nobody. `told` holds it back until the journal
+    has so many events of a kind and a step: (kind, step, count).
     """
 
     at: str
@@ -46,6 +47,7 @@ class Mishap(msgspec.Struct, frozen=True, kw_only=True):
     step: int = -1
     after: int = -1
     always: bool = False
+    told: tuple[str, int, int] | None = None
 
 
 def encoded(mishaps: tuple[Mishap, ...]) -> str:
@@ -83,6 +85,8 @@ class Plan:
         return True
 
     def _act(self, one: Mishap) -> None:
+        if one.told is not None:
+            _until_told(*one.told)
         if one.who == "self":
             _TO_SELF[one.what]()
             return
@@ -160,6 +164,7 @@ _TO_SELF: Final[dict[str, Callable[[], object]]] = {
     "raise": fail,
     # So long that whatever others do meanwhile is done.
     "nap": lambda: time.sleep(1.0),
+    "hold": lambda: _until_stopping(),
     "cut": cut_links,
     "gil": lock_interpreter,
     "spin": spin,
@@ -167,18 +172,54 @@ _TO_SELF: Final[dict[str, Callable[[], object]]] = {
 }
 
 
+# ---- when the time has come
+
+
+def _until_told(kind: str, step: int, count: int) -> None:
+    """Wait until the journal has so many events of a kind and a step. Fails: AssertionError."""
+    path = Path(os.environ["HOLDFAST_FOLDER"]) / "journal.jsonl"
+
+    def told(event: object) -> bool:
+        return type(event).__name__ == kind and getattr(event, "step", None) == step
+
+    _await(
+        lambda: sum(told(one.event) for one in read(path)) >= count, f"{count} times {kind} of step {step}"
+    )
+
+
+def _until_stopping() -> None:
+    """Wait until the run knows that it has to stop. Fails: AssertionError."""
+    path = Path(os.environ["HOLDFAST_FOLDER"]) / STATUS_FILE
+
+    def stops() -> bool:
+        with suppress(OSError):
+            return msgspec.json.decode(path.read_bytes(), type=RunStatus).state in ("stopping", "ended")
+        return False
+
+    _await(stops, "sign that the run stops")
+
+
+def _await(there: Callable[[], object], what: str) -> None:
+    ends = time.monotonic() + _FIND_S
+    while not there():
+        assert time.monotonic() < ends, f"there is no {what} in {_FIND_S:g} s"
+        time.sleep(_LOOK_S)
+
+
 # ---- to others
 
 
 def _found(who: str) -> list[int]:
     """The processes of this run that are meant. Blocks: until there is one. Fails: AssertionError."""
-    ends = time.monotonic() + _FIND_S
+    found: list[int] = []
     folder = Path(os.environ["HOLDFAST_FOLDER"])
-    while time.monotonic() < ends:
-        if found := _look(who, folder):
-            return found
-        time.sleep(_LOOK_S)
-    raise AssertionError(f"there is no {who} in {_FIND_S:g} s")
+
+    def look() -> bool:
+        found[:] = _look(who, folder)
+        return bool(found)
+
+    _await(look, who)
+    return found
 
 
 def _look(who: str, folder: Path) -> list[int]:

@@ -49,7 +49,7 @@ class Scene:
     replicas: int = 2
     workers: int = 1
     parked: int = 0
-    options: Sequence[str] = ("--step-s", "2")
+    options: Sequence[str] = ()
     program: Sequence[str] = ()
     until: int = UNTIL
     lane_s: float = 0.004
@@ -83,13 +83,17 @@ class Scene:
                 workers_per_replica=self.workers,
                 parked=self.parked,
                 # That program knows no options, and has short deadlines as it is.
-                options=() if self.program == SHORT else self.options,
+                options=() if self.program == SHORT else ("--step-s", self._step_s(), *self.options),
                 program=self.program or LAUNCH,
                 env=env,
             ) as run:
                 yield run
         finally:
             end_marked({"HOLDFAST_FOLDER": str(self.folder)}, timeout_s=20.0)
+
+    def _step_s(self) -> str:
+        """How long a step may take: little where one is to hang, else more than a machine is ever slow."""
+        return "2" if any(one.what in ("gil", "spin") for one in self.mishaps) else "30"
 
     def _arguments(self) -> list[str]:
         lanes = ["--no-lanes"] if self.workers > 1 else []

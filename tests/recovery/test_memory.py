@@ -30,7 +30,7 @@ def group() -> Iterator[Path]:
 
 
 def scene_in(group: Path, root: Path, *mishaps: Mishap) -> Scene:
-    return Scene(root, mishaps, program=PROGRAM, options=("--step-s", "30"), env={ENV: str(group)})
+    return Scene(root, mishaps, program=PROGRAM, env={ENV: str(group)})
 
 
 def test_it_is_replaced_and_the_cause_is_named(group: Path, tmp_path: Path, undisturbed: Digests) -> None:

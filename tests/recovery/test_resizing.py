@@ -17,9 +17,7 @@ UNTIL = 900
 
 def test_one_three_two_four_one(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     undisturbed = alone(tmp_path_factory.mktemp("alone"), until=UNTIL)
-    scene = Scene(
-        tmp_path, replicas=1, options=("--step-s", "2", "--max-replicas", "4"), until=UNTIL, lane_s=0.005
-    )
+    scene = Scene(tmp_path, replicas=1, options=("--max-replicas", "4"), until=UNTIL, lane_s=0.005)
     with scene.launched() as run:
         for replicas in (1, 3, 2, 4, 1):
             asked = time.time()

@@ -16,7 +16,8 @@ full = pytest.mark.full
 
 
 CELLS: Final = {
-    "kill in step": (Mishap(at="lane", what="kill", slot=1, step=13),),
+    # Workers of a world are not in step: only when both have staged step 10 is there a whole one.
+    "kill in step": (Mishap(at="lane", what="kill", slot=1, step=13, told=("SaveStaged", 10, 2)),),
     "stop in step": (Mishap(at="lane", what="stop", slot=0, step=13),),
     "raise in step": (Mishap(at="lane", what="raise", slot=1, step=13),),
     "exit75 in step": (Mishap(at="lane", what="exit75", slot=0, step=13),),

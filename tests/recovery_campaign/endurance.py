@@ -81,9 +81,7 @@ def endurance(folder: Path, *, recoveries: int, seed: int = 0) -> Endurance:
     rng = random.Random(seed)
     found = Endurance()
     began = time.monotonic()
-    scene = Scene(
-        folder, replicas=_REPLICAS, parked=1, until=_ENDLESS, lane_s=_LANE_S, options=("--step-s", "10")
-    )
+    scene = Scene(folder, replicas=_REPLICAS, parked=1, until=_ENDLESS, lane_s=_LANE_S)
     with scene.launched() as run:
         lasting = _lasting(run, _settled(run, 3))
         for number in range(recoveries):

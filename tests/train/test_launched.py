@@ -92,10 +92,13 @@ def launched(
 def test_a_replica_is_killed_and_nothing_shows(tmp_path: Path) -> None:
     config = tiny("samples=240", "checkpoint.every=10", "check_every=4")
     expected = alone(config, tmp_path)
+    hold = tmp_path / "hold"
+    hold.touch()
     with launched(config, tmp_path, replicas=2, script=PACED) as run:
         run.await_record(lambda one: _steps_with(one, 2, 0.0), 110.0)
         killed = time.time()
         os.kill(run.pid(replica=1), signal.SIGKILL)
+        hold.unlink()
         assert run.wait(110.0) == 0, run.tail()
         assert any(_steps_with(one, 1, killed) for one in run.records()), "it was over before the kill"
     assert_same(result(run.folder), expected)

@@ -120,6 +120,7 @@ def test_a_crash_loses_the_steps_since_the_last_save(tmp_path: Path, monkeypatch
         train(tiny(), tmp_path, name="cut")
     monkeypatch.undo()
     cut = Checkpointer(tmp_path / "cut" / "ckpt", journal=False)
+    cut.load(wait_s=60.0)  # its vault may still be writing
     assert cut.latest() == 3
     meta = cut.metadata(3)
     assert (meta["samples"], meta["tokens"]) == (24, 384)

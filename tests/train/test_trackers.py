@@ -157,11 +157,13 @@ def test_one_that_hangs_holds_up_neither_a_step_nor_the_end(
             release.wait(60.0)
 
     other = Board()
-    found = Trackers([Post("hanging", Hanging), Post("other", lambda: other)])
+    post = Post("other", lambda: other)
+    found = Trackers([Post("hanging", Hanging), post])
     for step in range(3):
         found.log(step, NUMBERS)
     with caplog.at_level(logging.WARNING):
         found.close()
+    post.wait(10.0)
     assert "the tracker hanging has not ended, and is left behind" in caplog.text
     assert other.steps == [0, 1, 2]
     release.set()
