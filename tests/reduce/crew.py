@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, final
 
@@ -131,7 +133,7 @@ class Crew:
             with hub.changed:
                 link = hub.link(other.incarnation)
                 assert link is not None
-                assert hub.changed.wait_for(lambda link=link, key=key: key in link.ready, DEADLINE_S)
+                assert hub.changed.wait_for(partial(operator.contains, link.ready, key), DEADLINE_S)
 
     def exchange(self, slots: Sequence[int] | None = None, deadline_s: float = DEADLINE_S) -> dict[int, Any]:
         """The total's bytes, or the error, for each member."""
