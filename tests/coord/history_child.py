@@ -1,6 +1,6 @@
 """A client process that calls, at random, and writes down what it called and what came of it.
 
-python history_child.py ADDRESS LOG SEED SECONDS SLOT      (SLOT -1: no member)
+python history_child.py ADDRESS LOG SEED OVER SLOT      (until the file OVER is there; SLOT -1: no member)
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ KEYS = ("a", "b", "g/x", "g/y")
 class Recorder:
     """One process, through as many sessions as it takes."""
 
-    def __init__(self, address: str, path: str, seed: int, seconds: float, slot: int) -> None:
+    def __init__(self, address: str, path: str, seed: int, over: str, slot: int) -> None:
         self.address = address
         self.rng = random.Random(seed)
         self.fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-        self.ends = time.monotonic() + seconds
+        self.over = over
         self.slot = slot
         self.numbers = itertools.count(1)
         self.values = itertools.count(1)
@@ -50,12 +50,12 @@ class Recorder:
         return result
 
     def run(self) -> None:
-        while time.monotonic() < self.ends:
+        while not os.path.exists(self.over):
             with CoordClient(self.address, connect_timeout_s=30.0) as self.client:
                 started = time.monotonic()
                 self.note(Life(started, self.client.incarnation))
                 try:
-                    while time.monotonic() < self.ends:
+                    while not os.path.exists(self.over):
                         self.work()
                 except FencedError:
                     # When it was put out nobody knows; by now it is.
@@ -78,7 +78,7 @@ class Recorder:
         joined = self.call(m.Join(self.slot, 5.0), 5.0)
         assert isinstance(joined, m.Joined)
         self.size = joined.size
-        while time.monotonic() < self.ends:
+        while not os.path.exists(self.over):
             try:
                 if self.rng.random() < 0.5:
                     self.call(self.key_call())
@@ -105,4 +105,4 @@ class Recorder:
 
 
 if __name__ == "__main__":
-    Recorder(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])).run()
+    Recorder(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5])).run()

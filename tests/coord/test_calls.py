@@ -215,11 +215,26 @@ def test_the_coordinator_has_a_little_longer_to_end_a_wait_that_it_knows_of() ->
     core = made()
     welcome(core)
     call = core.call(meet(timeout_s=3.0), 0.0, 3.0)
+    assert call not in core.tick(3.0)
     assert call not in core.tick(3.4)
     assert call in core.tick(3.5)
     core = made()
     call = core.call(meet(timeout_s=3.0), 0.0, 3.0)
     assert call in core.tick(3.0), "without a connection there is nothing to wait for"
+
+
+def test_a_client_that_was_away_does_not_blame_the_coordinator() -> None:
+    core = made()
+    welcome(core)
+    call = core.call(meet(timeout_s=3.0), 0.0, 3.0)
+    assert call not in core.tick(60.0), "the coordinator has had no time to say who is missing"
+    core.received(m.Answer(call.seq, m.Refused(m.DEADLINE, "slot 1 is missing")), 60.1)
+    with pytest.raises(BarrierTimeoutError, match="slot 1"):
+        call.outcome()
+    call = core.call(meet(timeout_s=3.0), 60.1, 3.0)
+    assert call not in core.tick(120.0)
+    assert core.wake_at <= 120.5
+    assert call in core.tick(120.5)
 
 
 def test_a_meeting_with_no_time_at_all_is_the_coordinators_to_fail() -> None:
@@ -304,6 +319,7 @@ def test_a_late_outcome_waits_for_the_next_call() -> None:
     core = made()
     welcome(core)
     core.call(meet(), 0.0, 1.0)
+    core.tick(1.0)
     core.tick(1.5)
     assert core.received(m.Answer(1, m.Refused(m.FAILED, "slot 1 died")), 2.0) == []
     second = core.call(meet(), 3.0, 5.0)

@@ -11,6 +11,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ import pytest
 from holdfast.coord import messages as m
 from holdfast.coord.client import CoordClient
 from holdfast.coord.settings import Settings
+from holdfast.coord.threaded import Engine
 from holdfast.errors import (
     BarrierTimeoutError,
     CoordError,
@@ -29,6 +32,7 @@ from holdfast.errors import (
     UnreachableError,
     UsageError,
 )
+from tests.checkpoint.children import open_files
 from tests.coord.coordinator_process import CoordinatorProcess
 from tests.coord.memory_coordinator import MemoryCoordinator
 
@@ -90,9 +94,10 @@ def test_a_scan_of_many_keys_comes_in_pages(client: CoordClient) -> None:
     assert client.scan("k/") == keys
 
 
-def test_members_meet(coordinator: MemoryCoordinator) -> None:
-    clients = [CoordClient(coordinator.address, token=TOKEN, name=f"n{i}") for i in range(3)]
-    with ThreadPoolExecutor(3) as pool:
+def test_members_meet(tmp_path: Path) -> None:
+    settings = Settings(min_size=3, max_size=3, reconnect_s=2.0)
+    with MemoryCoordinator(tmp_path, settings) as coordinator, ThreadPoolExecutor(3) as pool:
+        clients = [CoordClient(coordinator.address, name=f"n{i}") for i in range(3)]
         joined = list(pool.map(lambda c: c.join(timeout_s=SOON_S), clients))
         assert sorted(j.slot for j in joined) == [0, 1, 2]
         assert {(c.generation, c.slot) for c in clients} == {(1, 0), (1, 1), (1, 2)}
@@ -158,7 +163,7 @@ def test_a_barrier_times_out_with_the_names_of_the_missing(tmp_path: Path) -> No
         began = time.monotonic()
         with pytest.raises(BarrierTimeoutError, match="bob"):
             first.barrier("b", timeout_s=0.2)
-        assert 0.15 <= time.monotonic() - began < 1.0
+        assert 0.15 <= time.monotonic() - began < SOON_S
         with pytest.raises(BarrierTimeoutError, match="bob"):
             second.barrier("b", timeout_s=SOON_S)
         first.close()
@@ -167,11 +172,11 @@ def test_a_barrier_times_out_with_the_names_of_the_missing(tmp_path: Path) -> No
 
 def test_nobody_there_at_all(tmp_path: Path) -> None:
     began = time.monotonic()
-    with pytest.raises(UnreachableError, match=r"within 0\.2 s: .*No such file"):
-        CoordClient(f"unix:{tmp_path}/none", connect_timeout_s=0.2)
+    with pytest.raises(UnreachableError, match=r"within 2 s: .*No such file"):
+        CoordClient(f"unix:{tmp_path}/none", connect_timeout_s=2.0)
     with pytest.raises(UnreachableError, match=r"file:.*No such file"):
-        CoordClient(f"file:{tmp_path}/none", connect_timeout_s=0.1)
-    assert time.monotonic() - began < 5.0
+        CoordClient(f"file:{tmp_path}/none", connect_timeout_s=2.0)
+    assert time.monotonic() - began < 30.0
 
 
 def test_a_listener_that_says_nothing(tmp_path: Path) -> None:
@@ -259,6 +264,7 @@ def test_an_abandoned_barrier_is_taken_up_again(tmp_path: Path) -> None:
             list(pool.map(lambda c: c.join(timeout_s=SOON_S), (first, second)))
             coordinator.mute = lambda answer: isinstance(answer.body, m.Met)
             other = pool.submit(second.barrier, "b", timeout_s=SOON_S)
+            eventually(lambda: any(isinstance(call.op, m.Meet) for call in coordinator.seen))
             with pytest.raises(UnreachableError):
                 first.barrier("b", timeout_s=0.2)
             coordinator.mute = lambda answer: False
@@ -359,6 +365,23 @@ def test_a_watch_sees_every_change_once_through_all_that_breaks(
     assert seen.empty()
 
 
+def test_watches_made_at_once_share_one_thread(
+    coordinator: MemoryCoordinator, client: CoordClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, dispatch = threading.Barrier(2), Engine._dispatch
+
+    def slowly(engine: Engine) -> Callable[[], None]:
+        """Looked up when a thread is made: wait for another that is being made."""
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.3)
+        return partial(dispatch, engine)
+
+    monkeypatch.setattr(Engine, "_dispatch", property(slowly))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda key: client.watch(key, lambda changed: None), ("a", "b")))
+    assert sum(thread.name == "holdfast-coord-callbacks" for thread in threading.enumerate()) == 1
+
+
 def test_closing_from_a_callback(coordinator: MemoryCoordinator) -> None:
     closed = threading.Event()
 
@@ -393,8 +416,7 @@ def test_all_stop_at_the_same_step(tmp_path: Path) -> None:
                 if i == 0 and step == 50:
                     client.preempt("the machine is wanted back")
                     asked.set()
-                if i == 2:
-                    client.get("slow")
+                client.get("slow")  # else a member runs free while the others wait for the interpreter
             raise AssertionError("it never stopped")
 
         with ThreadPoolExecutor(3) as pool:
@@ -458,12 +480,13 @@ def test_leaving_is_no_death(coordinator: MemoryCoordinator, client: CoordClient
 
 def test_nothing_is_left_behind(coordinator: MemoryCoordinator) -> None:
     CoordClient(coordinator.address, token=TOKEN).close()
-    before = set(os.listdir("/proc/self/fd"))
+    eventually(lambda: not coordinator.peers)
+    before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         with CoordClient(coordinator.address, token=TOKEN, on_push=lambda push: None) as client:
             client.set("k", b"")
-    eventually(lambda: not coordinator.peers)
-    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    # The coordinator closes its sockets a moment after it has said goodbye.
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 @pytest.mark.process
@@ -484,16 +507,12 @@ def test_a_child_lets_go_of_its_parents_connection(coordinator: MemoryCoordinato
                 signal.pause()
             os._exit(1)
         try:
-            eventually(lambda: mine not in _open_files(pid))
+            eventually(lambda: mine not in open_files(pid))
             assert parent.set("k", b"still mine")
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         assert parent.get("k") == b"still mine"
-
-
-def _open_files(pid: int) -> list[str]:
-    return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
 
 
 # ---- a real coordinator

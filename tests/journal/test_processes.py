@@ -126,25 +126,40 @@ assert ok
     assert [*by_pid.values()] == [[*range(1000, 2000)]]
 
 
-def test_disk_that_fills_up_in_the_middle_of_a_line_and_is_freed(tmp_path: Path) -> None:
-    """A file size limit cuts write(2) short exactly as a full disk does."""
+@pytest.mark.parametrize(
+    ("lacking", "count", "damaged"),
+    [(20, 50, 1), (1, 50, 0), (1, 2, 0), (0, 50, 0)],
+    ids=["within a line", "before a newline", "before the last newline", "between lines"],
+)
+def test_disk_that_fills_up_and_is_freed(tmp_path: Path, lacking: int, count: int, damaged: int) -> None:
+    """A file size limit cuts write(2) short exactly as a full disk does; here, the second line."""
     path = tmp_path / "journal"
     code = """
-import resource, sys
+import os, resource, sys, time
+from holdfast.clock import Deadline, ManualClock
 from holdfast.journal import Journal, SaveStarted
-journal = Journal(sys.argv[1], component="x")
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-for step in range(50):
+path, lacking, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+journal = Journal(path, component="x", clock=ManualClock())  # so that lines are of one length
+journal.append(SaveStarted(step=0))
+assert journal.flush(30.0)
+full = 2 * os.path.getsize(path) - lacking
+resource.setrlimit(resource.RLIMIT_FSIZE, (full, resource.RLIM_INFINITY))
+for step in range(1, count):
     journal.append(SaveStarted(step=step))
-assert not journal.flush(0.3)
+deadline = Deadline(30.0)
+while os.path.getsize(path) < full:
+    deadline.check("the disk to be full")
+    time.sleep(0.005)
+assert not journal.flush(0.0)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 assert journal.close(30.0)
 """
-    with python(code, path) as process:
+    with python(code, path, lacking, count) as process:
         assert process.wait(timeout=60) == 0
     reading = read(path)
-    assert [record.event for record in reading] == [SaveStarted(step=step) for step in range(50)]
-    assert reading.damaged == 1
+    assert [record.event for record in reading] == [SaveStarted(step=step) for step in range(count)]
+    assert reading.damaged == damaged
+    assert path.read_bytes().endswith(b"\n")
 
 
 def test_hanging_disk_never_blocks_the_caller(tmp_path: Path) -> None:

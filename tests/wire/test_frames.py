@@ -199,7 +199,7 @@ def test_descriptors_that_belong_to_no_frame_end_the_connection(raw: tuple[socke
 
     with pytest.raises(ConnectionLost, match="belong to no frame"):
         take_all()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_peer_death(pair: tuple[Frames, Frames]) -> None:

@@ -24,9 +24,10 @@ What becomes of a call:
 - Sent and not answered when the connection broke: it is sent again on the next one, with the same number and
   what is left of its time; so it is carried out once, whatever happens in between.
 - Not answered in time: it is given up with UnreachableError, its outcome unknown. A wait gets a little grace,
-  since the coordinator knows better than this side who did not come. Most calls are then forgotten. A meeting
-  (barrier, vote, ...) is not: the next call for the same meeting takes it up under its old number and so gets
-  the outcome that everybody else had; this member cannot end up an epoch ahead of the others or behind them.
+  from when this side sees its deadline pass, since the coordinator knows better than this side who did not
+  come. Most calls are then forgotten. A meeting (barrier, vote, ...) is not: the next call for the same
+  meeting takes it up under its old number and so gets the outcome that everybody else had; this member cannot
+  end up an epoch ahead of the others or behind them.
 - Reads and watches change nothing, so the coordinator does not remember its answers to them: they are asked
   again under a new number, and do not hold back `acked`.
 """
@@ -278,7 +279,7 @@ class ClientCore:
             held = self._held()
             for calls in (self._open, self._reads):
                 for call in list(calls.values()):
-                    if id(call) not in held and call.due(self._grace_s) <= now:
+                    if id(call) not in held and call.expired(now, self._grace_s):
                         self.give_up(call)
                         happened.append(call)
             self._reschedule()
@@ -322,8 +323,7 @@ class ClientCore:
                 self.wake_at = moment
 
     def _reschedule(self) -> None:
-        grace = self._grace_s
-        dues = [call.due(grace) for calls in (self._open, self._reads) for call in calls.values()]
+        dues = [call.due() for calls in (self._open, self._reads) for call in calls.values()]
         self._expiry = min(dues, default=_NEVER)
         self.wake_at = min(self._expiry, self._beat_at)
 

@@ -88,9 +88,8 @@ class Coordinator:
             if session.over:
                 continue
             member = session.slot >= 0
-            self._desk.present[session.sid] = Presence(session, now, joined=member)
-            grace = self.settings.dead_s if member else self.settings.session_s
-            self._desk.alarms.set("gone", session.sid, now + grace)
+            present = self._desk.present[session.sid] = Presence(session, now, joined=member)
+            self._await(present, self.settings.dead_s if member else self.settings.session_s)
         self._keep_pulse()
         return self._take()
 
@@ -179,11 +178,19 @@ class Coordinator:
         present = self._desk.present[sid]
         present.conn = 0
         self._drop_watches(present)
-        grace = self.settings.reconnect_s if present.joined else self.settings.session_s
-        self._desk.alarms.set("gone", sid, self._desk.now + grace)
+        self._await(present, self.settings.reconnect_s if present.joined else self.settings.session_s)
+
+    def _await(self, present: Presence, grace_s: float) -> None:
+        """Give it time to come back, in two halves: one is left however long this process itself is away."""
+        present.patience_s = grace_s / 2
+        self._desk.alarms.set("gone", present.session.sid, self._desk.now + grace_s / 2)
 
     def _gone(self, sid: int) -> None:
         present = self._desk.present[sid]
+        if present.patience_s:
+            self._desk.alarms.set("gone", sid, self._desk.now + present.patience_s)
+            present.patience_s = 0.0
+            return
         reason = "its connection closed" if present.joined else "not heard of for too long"
         self.end(present.session, reason)
 

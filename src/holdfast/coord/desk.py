@@ -74,6 +74,8 @@ class Presence:
     conn: int = 0
     joined: bool = False
     suspect: bool = False
+    patience_s: float = 0.0
+    """How much longer it may be away once its alarm rings."""
     step: int = -1
     phase: str = ""
     open: dict[int, Op] = field(default_factory=dict)

@@ -17,13 +17,16 @@ GRACE_S: Final = 0.5
 class OpenCall:
     """One call of the user. Settled once `result` or `error` is set; `waker` is whoever waits for that."""
 
-    __slots__ = ("deadline", "error", "generation", "op", "result", "sent", "seq", "told", "waits", "waker")
+    __slots__ = (
+        "_ends", "deadline", "error", "generation", "op", "result", "sent", "seq", "told", "waits", "waker",
+    )  # fmt: skip
 
     def __init__(self, seq: int, op: m.Op, generation: int, deadline: float) -> None:
         self.seq = seq
         self.op = op
         self.generation = generation
         self.deadline = deadline
+        self._ends = deadline  # moved once, to the end of the grace
         # A read with no time is answered at once; a meeting with none is still the coordinator's to fail.
         self.waits: bool = type(op) in (m.Join, m.Meet) or (type(op) is m.Get and op.timeout_s > 0.0)
         self.sent = False  # on this connection
@@ -36,9 +39,18 @@ class OpenCall:
     def settled(self) -> bool:
         return self.result is not None or self.error is not None
 
-    def due(self, grace_s: float = GRACE_S) -> float:
-        """When it is given up: the coordinator ends a wait that it knows of."""
-        return self.deadline + grace_s if self.waits and self.sent else self.deadline
+    def due(self) -> float:
+        """When to ask whether it is `expired`."""
+        return self._ends if self.waits and self.sent else self.deadline
+
+    def expired(self, now: float, grace_s: float = GRACE_S) -> bool:
+        """Whether it is given up now. The coordinator ends a wait that it knows of, and has `grace_s` for it.
+
+        They count from when this side sees the deadline pass: it may have been away itself until now.
+        """
+        if now >= self.deadline == self._ends:
+            self._ends = now + grace_s
+        return now >= self.due()
 
     def again(self, now: float) -> m.Op:
         """What is sent when it is sent again: the same, with what is left of its time."""

@@ -155,9 +155,9 @@ class Engine:
         """Open a watch; `callback` is called on the dispatcher thread until `unwatch`."""
         waker = threading.Lock()
         waker.acquire()
-        self._start_dispatcher()
         with self._lock:
             self._check()
+            self._start_dispatcher()
             call, state = self.core.watch(prefix, callback, time.monotonic(), timeout_s)
             if not call.settled:
                 call.waker = waker
@@ -204,15 +204,14 @@ class Engine:
 
     def _outcome(self, call: OpenCall, waker: threading.Lock) -> Any:
         while not call.settled:
-            # The deadline first: a connection that broke meanwhile takes the grace away.
             now = time.monotonic()
-            due = call.deadline if now < call.deadline else call.due()
-            if now >= due:
+            if call.expired(now):
                 with self._lock:
                     self.core.give_up(call)
                     self._flush()
                 break
-            waker.acquire(timeout=min(due - now, threading.TIMEOUT_MAX))
+            # A connection that broke meanwhile takes the grace away.
+            waker.acquire(timeout=min(max(0.0, call.due() - now), threading.TIMEOUT_MAX))
         return call.outcome()
 
     # ---- sending; all under the lock
@@ -411,6 +410,7 @@ class Engine:
     # ---- callbacks
 
     def _start_dispatcher(self) -> None:
+        """Under the lock."""
         if self._dispatcher is None:
             self._dispatcher = threading.Thread(
                 target=self._dispatch, name="holdfast-coord-callbacks", daemon=True

@@ -233,7 +233,8 @@ class _File:
         for number, line in enumerate(lines):
             written -= len(line)
             if written < 0:
-                return lines[number:]
+                # Of a line that lacks only its newline nothing is left: the next write begins with one.
+                return [line if written < -1 else b"", *lines[number + 1 :]]
         return []
 
     def _open(self) -> int:
