@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any, final
 
 import numpy as np
@@ -76,7 +77,7 @@ class Peer:
         self.published: dict[tuple[str, int], Publication] = {}
         self.plans: dict[str, TransferPlan] = {}
         self.runs: dict[str, Transfer] = {}
-        self.ended: dict[str, float] = {}
+        self.ended: dict[str, Future[float]] = {}
         self.kept: list[Any] = []
         self.into: dict[str, Any] = {}
 
@@ -100,6 +101,12 @@ class Peer:
     def do_release(self, name: str, version: int) -> None:
         self.published.pop((name, version)).release()
         say("released")
+
+    def do_lapse(self, name: str, version: int) -> None:
+        """End its lease."""
+        assert self.endpoint is not None
+        self.endpoint.shelf._lapse(self.published[name, version]._edition)
+        say("lapsed")
 
     def do_targets(self, name: str, version: int) -> None:
         say("targets", outcomes=list(self.published[name, version].targets().values()))
@@ -127,7 +134,9 @@ class Peer:
         transfer = self.plans[plan].run(**options)
         self.runs[run] = transfer
         ready.set()
-        transfer.add_done_callback(lambda *_: self.ended.__setitem__(run, time.monotonic()))
+        ended = self.ended[run] = Future()
+        # Not as a callback gets to know: that holds what came of the run for a moment longer.
+        transfer._when_done(lambda: ended.set_result(time.monotonic()))
         say("running")
 
     def do_cancel(self, run: str = "run") -> None:
@@ -136,11 +145,11 @@ class Peer:
 
     def do_wait(self, run: str = "run", timeout_s: float = 30.0, keep: bool = False) -> None:
         """The end of a run."""
-        transfer = self.runs[run]
+        transfer, ended = self.runs[run], self.ended[run]
         try:
             result = transfer.result(timeout_s)
         except Exception as error:
-            said = {"ended": self.ended.get(run, time.monotonic()), "outcome": transfer.outcome}
+            said = {"ended": ended.result(20), "outcome": transfer.outcome}
             say("error", kind=type(error).__name__, text=str(error), **said)
             return
         finally:
@@ -149,7 +158,7 @@ class Peer:
             self.kept.append(result.tree)
         say(
             "committed",
-            ended=self.ended[run],
+            ended=ended.result(20),
             outcome=transfer.outcome,
             version=result.version,
             nbytes=result.nbytes,
@@ -213,8 +222,9 @@ class Peer:
         say("limited")
 
     def do_usage(self) -> None:
-        """What the process holds now."""
+        """What the process holds now; threads that wait for work are kept for the next, and hold nothing."""
         gc.collect()
+        kept = self.endpoint.workers._idle if self.endpoint is not None else 0
         fds = []
         for fd in os.listdir("/proc/self/fd"):
             try:
@@ -231,7 +241,7 @@ class Peer:
             fds=sorted(fds),
             memfds=sum("memfd:" in name for name in fds),
             mapped=mapped,
-            threads=threading.active_count(),
+            threads=threading.active_count() - kept,
             resident=int(status["VmRSS"].split()[0]) << 10,
         )
 

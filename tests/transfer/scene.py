@@ -19,6 +19,8 @@ WINDOW = 1 << 20
 TREE = [array("w", (512, 1024)), array("u", (1024, 512), cuts=[(), (100,)])]  # 2 MiB each: 16 chunks
 NBYTES = 4 << 20
 IDLE_S = 1.0
+SLACK_S = 8.0
+"""How late a deadline may be noticed on a busy machine: less than any other deadline here is."""
 OPTIONS: dict[str, Any] = {
     "chunk_bytes": CHUNK, "window_bytes": WINDOW, "idle_s": IDLE_S, "first_byte_s": IDLE_S, "connect_s": 2.0,
 }  # fmt: skip

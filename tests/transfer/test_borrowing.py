@@ -19,6 +19,7 @@ from holdfast.errors import PeerLostError, StalledError, TransferCancelled, Tran
 from holdfast.transfer import Endpoint, Publication, PublishedTree, Shard, borrowing, buffers, publication
 from holdfast.transfer.borrowing import Intake
 from holdfast.transfer.messages import Confirmed, Loan, Prepared, Started
+from holdfast.transfer.patience import Patience
 from holdfast.transfer.publication import Edition
 from holdfast.transfer.served import ServedRun
 from holdfast.transfer.serving import TargetLink
@@ -294,12 +295,14 @@ def test_a_deadline_and_a_cancel_end_a_run_that_copies(
         copy(self, *args)
 
     monkeypatch.setattr(Intake, "_copy", slow)
-    late = plan.run(deadline_s=0.2)
-    assert copying.wait(SOON_S)
-    # It ends when its threads are out of the memory, not before.
-    threading.Timer(0.5, go.set).start()
-    with pytest.raises(StalledError, match=r"copied within deadline_s=0\.2"):
-        late.result(SOON_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(Patience, "expired", lambda _: copying.is_set())
+        late = plan.run(deadline_s=SOON_S)
+        assert copying.wait(SOON_S)
+        # It ends when its threads are out of the memory, not before.
+        threading.Timer(0.5, go.set).start()
+        with pytest.raises(StalledError, match="copied within deadline_s=10"):
+            late.result(SOON_S)
     copying.clear()
     go.clear()
     cancelled = plan.run(deadline_s=SOON_S)
@@ -359,18 +362,26 @@ def test_a_loan_is_sent_before_its_descriptor_can_end(
     """A version that is revoked while it is lent: the descriptor's number would be anything by then."""
     source, target = pair
     published = Shared(some()).publish(source)
-    say = TargetLink.say
+    say, await_out = TargetLink.say, ServedRun.await_out
     revoking: list[threading.Thread] = []
+    waiting = threading.Event()
+
+    def patient(self: ServedRun, _timeout_s: float) -> None:
+        waiting.set()
+        await_out(self, SOON_S)
 
     def late(self: TargetLink, message: object, fds: tuple[int, ...] = ()) -> None:
         if isinstance(message, Loan):
             revoking.append(threading.Thread(target=published.revoke, args=("now",)))
             revoking[0].start()
-            assert not published.wait_released(0.2), "it did not wait for the loan to be sent"
+            assert waiting.wait(SOON_S)
+            assert not published.wait_released(0), "it did not wait for the loan to be sent"
             os.fstat(fds[0])
         say(self, message, fds)
 
     monkeypatch.setattr(TargetLink, "say", late)
+    monkeypatch.setattr(ServedRun, "await_out", patient)
+    monkeypatch.setattr("holdfast.transfer.served._GRACE_S", 60.0)
     plan = target.prepare(source.address, NAME)
     with pytest.raises(VersionGoneError):
         plan.run(1, deadline_s=SOON_S).result(SOON_S)

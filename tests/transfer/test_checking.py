@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ import pytest
 from holdfast.arrays import Bytes1D, Move
 from holdfast.arrays.copying import Batch
 from holdfast.errors import IntegrityError, TransferError
-from holdfast.transfer import Endpoint, Shard, TransferPlan, movers, pulling, served
+from holdfast.transfer import Endpoint, Shard, TransferPlan, movers, served
 from holdfast.transfer.buffers import BufferSet
 from holdfast.transfer.chunks import BLOCK, Cuts, copy
 from holdfast.transfer.legs import Leg
@@ -147,35 +145,6 @@ def test_a_chunk_that_comes_twice_fails_the_run(scene: Scene, kind: str) -> None
     assert "chunk 0 was not asked for, or came before" in leg.error.message
     assert not leg.complete
     assert leg.close(), "nobody is inside"
-
-
-@pytest.mark.parametrize("kind", ["contiguous"], indirect=True)
-def test_a_target_that_was_stopped_itself_blames_nobody(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While it asks, its clock jumps by more than a silence that would be the source's."""
-    jumped = 0.0
-
-    class Jumping(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            nonlocal jumped
-            if not jumped:
-                jumped = 1000.0
-                return False
-            return super().wait(timeout)
-
-    class Question(pulling._Question):
-        def __init__(self) -> None:
-            super().__init__()
-            self.event = Jumping()
-
-    now = time.monotonic
-    monkeypatch.setattr(pulling, "_Question", Question)
-    monkeypatch.setattr(pulling, "time", SimpleNamespace(monotonic=lambda: now() + jumped))
-    plan = scene[2]()  # it asks what there is
-    assert jumped
-    monkeypatch.undo()
-    assert plan.run().result(20).version == 1
 
 
 def test_an_array_that_changes_between_two_readers_is_noticed(scene: Scene, kind: str) -> None:

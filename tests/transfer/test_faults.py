@@ -14,9 +14,20 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoint.children import Children, await_state
+from tests.checkpoint.children import TIMEOUT_S, Children, await_state
 from tests.transfer.children import NAME, PROMPT_S, PeerProcess
-from tests.transfer.scene import IDLE_S, OPTIONS, SHARED, TCP, TREE, Death, Scene, ended, failed
+from tests.transfer.scene import (
+    IDLE_S,
+    OPTIONS,
+    SHARED,
+    SLACK_S,
+    TCP,
+    TREE,
+    Death,
+    Scene,
+    ended,
+    failed,
+)
 
 pytestmark = pytest.mark.process
 
@@ -119,10 +130,10 @@ def test_a_source_that_closes_its_endpoint(children: Children) -> None:
 
 def test_a_target_that_closes_its_endpoint_in_a_run(children: Children) -> None:
     scene = Scene(children, TCP)
-    scene.target.do("arm", faults_text="transfer.chunk.received:delay=0.1@1+")
+    scene.target.do("arm", faults_text="transfer.chunk.received:delay=0.5@1+")
     scene.target.do("run", plan="plan", version=2)
     scene.target.do("close")
-    line = scene.target.ask("wait", timeout_s=2.0)
+    line = scene.target.ask("wait")
     assert line["saw"] == "error", line
     usage = scene.target.usage()
     assert (usage["threads"], usage["memfds"], usage["mapped"]) == (1, 0, 0), usage
@@ -169,7 +180,7 @@ def test_the_source_is_stopped(children: Children, options: dict[str, Any], stag
         began = time.monotonic()
         line = scene.target.pull(2)
     failed(line, "StalledError", scene.address.removeprefix("tcp://"))
-    assert 0.8 * IDLE_S < ended(line) - began < IDLE_S + 1.5
+    assert 0.8 * IDLE_S < ended(line) - began < IDLE_S + SLACK_S
     scene.target.serves(2 if stage == "done" else 1)
     scene.source.kill(signal.SIGCONT)
     scene.source.do("arm", faults_text="")
@@ -229,7 +240,7 @@ def test_an_exception_at_any_stage(
     peer.do("arm", faults_text=rule(sites, stage, action))
     began = time.monotonic()
     line = scene.attempt(stage)
-    assert time.monotonic() - began < IDLE_S + 1.5
+    assert time.monotonic() - began < IDLE_S + SLACK_S
     assert line["saw"] == ("committed" if stage == "done" else "error"), line
     scene.target.serves(2 if stage == "done" else 1)
     scene.works_again()
@@ -261,8 +272,9 @@ def test_cancelled_at(children: Children, options: dict[str, Any], site: str, nt
         failed(line, "TransferCancelled")
         scene.target.serves(1)
     scene.works_again()
-    outcomes = scene.source.do("targets", name=NAME, version=2)["outcomes"]
-    assert "committed" in outcomes, outcomes
+    ends = time.monotonic() + TIMEOUT_S
+    while "committed" not in (seen := scene.source.do("targets", name=NAME, version=2)["outcomes"]):
+        assert time.monotonic() < ends, seen
 
 
 def test_cancelled_at_once_and_afterwards(children: Children) -> None:
@@ -282,7 +294,7 @@ def test_cancelled_while_it_waits_for_a_version(children: Children) -> None:
     scene = Scene(children, TCP)
     scene.target.do("run", plan="plan", version=3)
     scene.target.do("cancel")
-    line = scene.target.ask("wait", timeout_s=1.0)
+    line = scene.target.ask("wait")
     failed(line, "TransferCancelled")
     scene.works_again()
 

@@ -69,7 +69,6 @@ def pair(module_children: Children) -> tuple[PeerProcess, PeerProcess]:
 def source(pair: tuple[PeerProcess, PeerProcess]) -> Iterator[PeerProcess]:
     """A source that serves somebody else all the while, and has no more memory afterwards than before."""
     before = pair[0].usage()
-    before["threads"] += 4  # threads that wait for work are kept for the next
     yield pair[0]
     pair[1].pulled(1)
     pair[0].settled(before, slack_bytes=MEMORY, timeout_s=PROMPT_S)
@@ -306,7 +305,7 @@ def test_a_flood_of_questions(pair: tuple[PeerProcess, PeerProcess], source: Pee
                 break
         began = time.monotonic()
         pair[1].pulled(1)
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < PROMPT_S
 
 
 def test_a_flood_of_plans(source: PeerProcess) -> None:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from holdfast.arrays import Move
-from holdfast.errors import LayoutError, UsageError
+from holdfast.errors import LayoutError, PeerLostError, UsageError
 from holdfast.transfer.chunks import BLOCK, SMALL, Copies, Cut, Cuts, Memories
-from holdfast.transfer.links import Channel, address_of
+from holdfast.transfer.links import Channel, address_of, dial
 from holdfast.transfer.messages import Done, FromTarget
 from holdfast.transfer.route import Piece, Stream, Stretch
 from holdfast.transfer.streams import (
@@ -32,6 +32,8 @@ from holdfast.transfer.streams import (
     unpack_head,
 )
 from holdfast.wire import ConnectionLost
+from tests.checkpoint.children import open_files
+from tests.transfer.test_endpoint import until
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -193,6 +195,13 @@ def test_addresses() -> None:
     for wrong in ("host", "host:99999", "unix:/x", "tcp://host:1#xyz", "a b:1"):
         with pytest.raises(UsageError):
             address_of(wrong)
+
+
+def test_a_socket_that_nobody_listens_at_is_closed() -> None:
+    before = len(open_files())
+    with pytest.raises(PeerLostError, match="cannot connect") as caught:
+        dial("\0holdfast-transfer-nobody", 5.0)
+    assert until(lambda: len(open_files()) <= before), caught.value  # which refers to all that is left
 
 
 # ---- chunks in memory

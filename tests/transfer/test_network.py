@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoint.children import Children
-from tests.transfer.children import NAME, PROMPT_S, PeerProcess, peers
-from tests.transfer.scene import CHUNK, IDLE_S, NBYTES, TCP, TREE, WINDOW, Scene, ended, failed
+from tests.transfer.children import NAME, PROMPT_S, Line, PeerProcess, peers
+from tests.transfer.scene import CHUNK, IDLE_S, NBYTES, SLACK_S, TCP, TREE, WINDOW, Scene, ended, failed
 
 pytestmark = pytest.mark.process
 
@@ -55,7 +55,7 @@ def test_the_network_swallows_everything(proxied: Scene, share: float) -> None:
     began = time.monotonic()
     line = proxied.target.pull(2)
     failed(line, "StalledError", proxied.address.removeprefix("tcp://"))
-    assert 0.8 * IDLE_S < ended(line) - began < IDLE_S + 1.5
+    assert 0.8 * IDLE_S < ended(line) - began < IDLE_S + SLACK_S
     proxied.target.serves(1)
     proxy.forward()
     proxied.works_again()
@@ -69,7 +69,7 @@ def test_nobody_answers_at_connect(proxied: Scene) -> None:
     began = time.monotonic()
     line = newcomer.ask("prepare", plan="p", peers=[proxied.address], name=NAME, arrays=TREE, rank=0)
     failed(line, "StalledError", proxied.address.removeprefix("tcp://"))
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - began < TCP["connect_s"] + SLACK_S
     proxy.forward()
     newcomer.prepare([proxied.address], TREE)
     newcomer.pulled(2)
@@ -95,7 +95,7 @@ def test_nobody_listens_at_connect(children: Children) -> None:
     line = target.ask("prepare", plan="p", peers=[source.address], name=NAME, arrays=TREE, rank=0)
     assert line["kind"] in ("PeerLostError", "StalledError"), line
     assert source.address.removeprefix("tcp://") in line["text"]
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - began < TCP["connect_s"] + SLACK_S
 
 
 def test_a_slow_network_is_no_fault(proxied: Scene) -> None:
@@ -115,7 +115,7 @@ def test_the_whole_has_a_deadline(proxied: Scene) -> None:
     began = time.monotonic()
     line = proxied.target.pull(2, deadline_s=0.7)
     failed(line, "StalledError", proxied.address.removeprefix("tcp://"))
-    assert 0.6 < ended(line) - began < 1.7
+    assert 0.6 < ended(line) - began < 0.7 + SLACK_S
     proxied.target.serves(1)
     proxy.forward()
     proxied.works_again()
@@ -164,19 +164,35 @@ def test_a_chunk_is_corrupted_on_its_way(proxied: Scene, part: Any) -> None:
     proxied.works_again()
 
 
+RECOVERED_S = 10.0
+LOST = ("StalledError", "PeerLostError")
+
+
+def at_last(attempt: Callable[[], Line]) -> Line:
+    """What comes of it in the end: on a busy machine a process may not get to run for as long as the short
+    idle deadline of these two.
+    """
+    ends = time.monotonic() + RECOVERED_S
+    while (line := attempt())["saw"] == "error" and line["kind"] in LOST and time.monotonic() < ends:
+        pass
+    return line
+
+
 @pytest.fixture(scope="module")
 def long_lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """One pair of processes for many faults."""
+    """One pair of processes for many faults, with a target that soon gives up."""
     children = Children(tmp_path_factory.mktemp("children"))
-    scene = Scene(children, {**TCP, "idle_s": 0.3, "first_byte_s": 0.3, "connect_s": 0.5}, proxied=True)
+    scene = Scene(children, TCP, proxied=True)
+    scene.target.child.close()
+    hasty = {**TCP, "idle_s": 0.3, "first_byte_s": 0.3, "connect_s": 0.5}
+    target = scene.target = PeerProcess(children, **hasty).started()
+    asked = {"plan": "plan", "peers": [scene.address], "name": NAME, "arrays": TREE, "rank": 0}
+    line = at_last(lambda: target.ask("prepare", **asked))
+    assert line["saw"] == "prepared", line
     assert scene.proxy is not None
     yield scene
     scene.proxy.close()
     children.end_all()
-
-
-RECOVERED_S = 10.0
-LOST = ("StalledError", "PeerLostError")
 
 
 def flip_and_pull(scene: Scene, offset: int, direction: Any, reconnect: bool) -> None:
@@ -189,12 +205,8 @@ def flip_and_pull(scene: Scene, offset: int, direction: Any, reconnect: bool) ->
     line = scene.target.pull(2, deadline_s=5.0)
     assert line["saw"] == "error" or line["wrong"] == [], line
     proxy.forward()
-    # What was damaged may be the end of that run, which is found out now, and costs the connection. And on a
-    # busy machine a process may not get to run for as long as the short idle deadline of these two.
-    ends = time.monotonic() + RECOVERED_S
-    line = scene.target.pull(2)
-    while line["saw"] == "error" and line["kind"] in LOST and time.monotonic() < ends:
-        line = scene.target.pull(2)
+    # What was damaged may be the end of that run, which is found out now, and costs the connection.
+    line = at_last(lambda: scene.target.pull(2))
     assert line["saw"] == "committed", f"{line.get('kind')}: {line.get('text')}"
     assert line["wrong"] == [], line
     scene.target.serves(2)

@@ -7,18 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from holdfast.errors import PeerLostError, StalledError, TransferCancelled, VersionGoneError
-from holdfast.transfer import Endpoint, served, serving
+from holdfast.transfer import Endpoint, futures, legs, pulling, running, served, serving
 from holdfast.transfer.dialling import Dialling
 from holdfast.transfer.legs import Leg
 from holdfast.transfer.links import address_of
 from holdfast.transfer.manifest import published
-from holdfast.transfer.messages import UNKNOWN, Failed
+from holdfast.transfer.messages import UNKNOWN, Describe, Failed
 from holdfast.transfer.movers import ProcessMover
 from holdfast.transfer.patience import Patience
 from holdfast.transfer.publication import Shelf
@@ -28,6 +29,8 @@ from holdfast.transfer.serving import TargetLink
 from holdfast.transfer.streams import Feed, send_chunk
 from holdfast.transfer.timers import Timers
 from holdfast.transfer.workers import Workers
+from tests.transfer.raw import RawTarget
+from tests.transfer.test_endpoint import until
 
 SOON_S = 10.0
 SHARED = ("memfd", "tcp")
@@ -201,6 +204,77 @@ def test_a_run_that_ends_while_it_begins_is_not_left_in_the_feed(
     assert begun.wait(SOON_S)
     transfer.cancel()
     assert queued == []
+
+
+def test_a_question_that_waits_ends_with_its_link(pair: Pair) -> None:
+    source, _ = pair("tcp")
+    with RawTarget(source.address) as client:
+        client.say(Describe(1, "later", wait_s=600.0, ping_s=600.0))
+        assert until(lambda: bool(source.timers._due))
+        assert source.shelf._waiters["later"]
+    assert until(lambda: not source.shelf._waiters["later"])
+    assert until(lambda: [one for one in source.timers._due if one.function is not None] == [])
+
+
+# ---- the target waits
+
+
+@pytest.mark.parametrize(("idle_s", "stopped_s"), [(10.0, 1000.0), (0.5, 0.8)], ids=["long", "short"])
+def test_a_target_that_was_stopped_itself_blames_nobody(
+    monkeypatch: pytest.MonkeyPatch, idle_s: float, stopped_s: float
+) -> None:
+    """While it asks, and in a run, its clock jumps by more than a silence that would be the source's."""
+    stops = 0
+
+    class Stopping(threading.Event):
+        first = True
+
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal stops
+            if self.first:
+                self.first = False
+                stops += 1
+                return False
+            return super().wait(timeout)
+
+    class Question(pulling._Question):
+        def __init__(self) -> None:
+            super().__init__()
+            self.event = Stopping()
+
+    now = time.monotonic
+    clock = SimpleNamespace(monotonic=lambda: now() + stops * stopped_s)
+    for module in (legs, pulling, running):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(pulling, "_Question", Question)
+    monkeypatch.setattr(running, "threading", SimpleNamespace(Event=Stopping))
+    with Endpoint(transports=("tcp",)) as source, Endpoint(transports=("tcp",), idle_s=idle_s) as target:
+        source.publish("w", tree(1), 1)
+        plan = target.prepare(source.address, "w")
+        assert stops == 2, "it asks what there is, and for a plan of it"
+        transfer = plan.run(2)
+        assert until(lambda: stops == 3)
+        source.publish("w", tree(2), 2)
+        assert transfer.result(SOON_S).version == 2
+
+
+def test_who_brought_a_tree_lets_go_of_it_before_it_says_so(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = pair("tcp")
+    source.publish("w", tree(1), 1)
+    plan = target.prepare(source.address, "w")
+    go_on = threading.Event()
+
+    class Said(threading.Event):
+        def set(self) -> None:
+            super().set()
+            assert go_on.wait(SOON_S)
+
+    monkeypatch.setattr(futures, "threading", SimpleNamespace(Event=Said, Lock=threading.Lock))
+    fresh = [plan.run().result(SOON_S).fresh_buffers for _ in range(4)]
+    go_on.set()
+    assert fresh == [1, 1, 0, 0]
 
 
 # ---- the target gives up

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from types import SimpleNamespace
+
+import pytest
 
 from holdfast.transfer.timers import Timers
 
@@ -33,13 +36,16 @@ def test_an_alarm_goes_off_again_as_long_as_it_says() -> None:
     assert len(times) == 3
 
 
-def test_alarms_go_off_in_the_order_of_their_times() -> None:
+def test_alarms_go_off_in_the_order_of_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr("holdfast.transfer.timers.time", clock)
     timers, seen, done = Timers("test"), [], threading.Event()
     gate = threading.Event()
     timers.after(0.0, lambda: gate.wait(SOON_S) and None)
     for delay in (0.03, 0.01, 0.02):
         timers.after(delay, lambda delay=delay: seen.append(delay))  # type: ignore[misc]
     timers.after(0.04, done.set)
+    clock.monotonic = lambda: 1.0
     gate.set()
     assert done.wait(SOON_S)
     timers.close()
@@ -47,11 +53,13 @@ def test_alarms_go_off_in_the_order_of_their_times() -> None:
 
 
 def test_a_cancelled_alarm_is_not_called_and_holds_nothing() -> None:
-    timers, done = Timers("test"), threading.Event()
+    timers, done, gate = Timers("test"), threading.Event(), threading.Event()
     called: list[int] = []
+    timers.after(0.0, lambda: gate.wait(SOON_S) and None)
     alarm = timers.after(0.01, lambda: called.append(1))
     timers.cancel(alarm)
     timers.cancel(alarm)
+    gate.set()
     timers.after(0.02, done.set)
     assert done.wait(SOON_S)
     things = [Thing() for _ in range(1000)]

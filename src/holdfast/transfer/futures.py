@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, final
 
 from holdfast.clock import Deadline
@@ -45,7 +46,7 @@ class Transfer:
         self.peers = peers
         self._done = threading.Event()
         self._lock = threading.Lock()
-        self._callbacks: list[Callable[[Transfer], object]] = []
+        self._callbacks: list[Callable[[], object]] = []
         self._result: TransferResult | None = None
         self._error: BaseException | None = None
         self._progress: Callable[[], tuple[int, int]] = _nothing
@@ -98,25 +99,28 @@ class Transfer:
 
     def add_done_callback(self, callback: Callable[[Transfer], object]) -> None:
         """Call it when the transfer is over, in whatever thread ends it; at once if it is."""
+        self._when_done(partial(callback, self))
+
+    def _when_done(self, call: Callable[[], object]) -> None:
         with self._lock:
             if not self._done.is_set():
-                self._callbacks.append(callback)
+                self._callbacks.append(call)
                 return
-        self._call(callback)
+        _call(call)
 
     async def wait(self) -> TransferResult:
         """What the transfer brought. Being cancelled here cancels the transfer."""
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
 
-        def wake(_: Transfer) -> None:
+        def wake() -> None:
             # The loop may be closed by now: then nobody waits.
             try:
                 loop.call_soon_threadsafe(over.set)
             except RuntimeError:
                 log.debug("nobody waits any more")
 
-        self.add_done_callback(wake)
+        self._when_done(wake)
         try:
             await over.wait()
         except asyncio.CancelledError:
@@ -136,22 +140,28 @@ class Transfer:
         if cancelled:
             cancel()
 
-    def finish(self, result: TransferResult | None, error: BaseException | None) -> None:
+    def finish(self, result: TransferResult | None, error: BaseException | None) -> Callable[[], None]:
+        """Keep what came of it; calling what is returned, which does not hold that, makes it known."""
         # The last figures stay; what counted them goes, and the buffers with it.
         last = self._progress()
         with self._lock:
             self._result, self._error = result, error
             self._progress, self._cancel = lambda: last, None
-            callbacks, self._callbacks = self._callbacks, []
-            self._done.set()
-        for callback in callbacks:
-            self._call(callback)
+        return partial(_end, self._done, self._lock, self._callbacks)
 
-    def _call(self, callback: Callable[[Transfer], object]) -> None:
-        try:
-            callback(self)
-        except Exception:
-            log.exception("a callback of a transfer failed")
+
+def _end(done: threading.Event, lock: threading.Lock, callbacks: list[Callable[[], object]]) -> None:
+    with lock:
+        done.set()  # none is added from now on
+    while callbacks:
+        _call(callbacks.pop(0))
+
+
+def _call(callback: Callable[[], object]) -> None:
+    try:
+        callback()
+    except Exception:
+        log.exception("a callback of a transfer failed")
 
 
 def _nothing() -> tuple[int, int]:

@@ -143,9 +143,11 @@ def dial(address: Address | str, timeout_s: float) -> socket.socket:
         if isinstance(address, Address):
             sock = socket.create_connection((address.host, address.port), timeout_s)
         else:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.settimeout(timeout_s)
-            sock.connect(address)
+            with contextlib.ExitStack() as failed:
+                sock = failed.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                sock.settimeout(timeout_s)
+                sock.connect(address)
+                failed.pop_all()
     except TimeoutError as error:
         raise StalledError(
             f"{shown}: no connection within {timeout_s:g} s",

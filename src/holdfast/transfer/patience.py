@@ -8,7 +8,11 @@ from holdfast.clock import Deadline
 from holdfast.errors import TransferCancelled
 
 LATE_S: Final = 1.0
-"""Whoever wakes up later than this was stopped itself: the silence meanwhile was its own."""
+
+
+def late_s(idle_s: float) -> float:
+    """Whoever wakes up later than this was stopped itself: the silence meanwhile was its own."""
+    return min(LATE_S, idle_s / 4)
 
 
 @final

@@ -224,7 +224,7 @@ class TransferPlan:
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
         self._current: tuple[int, Any] | None = None
-        self._transfers: set[Transfer] = set()
+        self._running: set[Drive] = set()
         self._closed = False
         for tie, link in zip(self.ties, links, strict=True):
             tie.prepare(link, deadline)
@@ -300,11 +300,14 @@ class TransferPlan:
         with self._lock:
             if self._closed:
                 raise UsageError("the plan is closed")
-            self._transfers.add(transfer)
-        transfer.add_done_callback(self._transfers.discard)
+            self._running.add(drive)
         if not self.host.workers.submit(drive):
-            transfer.finish(None, TransferError("the endpoint is closed"))
+            self.ended(drive)
+            transfer.finish(None, TransferError("the endpoint is closed"))()
         return transfer
+
+    def ended(self, drive: Drive) -> None:
+        self._running.discard(drive)
 
     @property
     def current(self) -> tuple[int, Any] | None:
@@ -366,10 +369,10 @@ class TransferPlan:
             if self._closed:
                 return
             self._closed = True
-            transfers = list(self._transfers)
+            running = list(self._running)
             self._current = None
-        for transfer in transfers:
-            transfer.cancel()
+        for drive in running:
+            drive.cancel()
         for tie in self.ties:
             tie.forget()
         self.buffers.close()

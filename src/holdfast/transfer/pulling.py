@@ -40,7 +40,7 @@ from holdfast.transfer.messages import (
     Wrote,
 )
 from holdfast.transfer.movers import MemfdMover, Mover, ProcessMover, TcpMover
-from holdfast.transfer.patience import LATE_S, Patience
+from holdfast.transfer.patience import LATE_S, Patience, late_s
 from holdfast.transfer.serving import TargetLink
 from holdfast.transfer.streams import HEAD_BYTES, Head, receive, receive_chunk, set_blocking, unpack_head
 from holdfast.transfer.workers import Workers
@@ -208,14 +208,14 @@ class PeerLink:
         late = Deadline(patience.remaining() + idle_s / 2)
         try:
             self.say(make(seq))
-            look_s, looked = min(_LOOK_S, idle_s / 4), time.monotonic()
+            look_s, looked = min(_LOOK_S, idle_s / 4), question.heard
             while not question.event.wait(look_s):
                 patience.check()
                 now = time.monotonic()
-                if now - looked > look_s + LATE_S:
+                if now - looked > look_s + late_s(idle_s):
                     question.heard = now  # we were stopped ourselves: the silence was ours
                 looked = now
-                silent = time.monotonic() - question.heard
+                silent = now - question.heard
                 if silent > idle_s:
                     # What the connection still holds, perhaps half a frame, must not meet the next question.
                     self.lose(f"no answer to {phase} (idle_s={idle_s:g})")

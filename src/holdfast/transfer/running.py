@@ -24,7 +24,7 @@ from holdfast.transfer.futures import Transfer, TransferResult
 from holdfast.transfer.legs import Leg, NotLentError
 from holdfast.transfer.manifest import Scalar
 from holdfast.transfer.messages import ABORTED, BORROWED, COMMITTED, Confirm, Confirmed, Done, Run
-from holdfast.transfer.patience import LATE_S, Patience
+from holdfast.transfer.patience import Patience, late_s
 from holdfast.transfer.pulling import PeerLink
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Drive:
     ) -> None:
         self._plan = plan
         self._settings = plan.host.settings
-        self._transfer = transfer
+        self._transfer: Transfer | None = transfer
         self._version = version
         self._deadline = deadline
         self._checked = checked
@@ -55,14 +55,15 @@ class Drive:
         self._buffers: BufferSet | None = None
         self._legs: list[tuple[Leg, PeerLink]] = []
         self._intake: Intake | None = None
-        transfer.attach(self._progress, self._cancel)
+        transfer.attach(self._progress, self.cancel)
 
     def _progress(self) -> tuple[int, int]:
         if self._intake is not None:
             return self._intake.done_bytes, self._plan.nbytes
         return sum(leg.done_bytes for leg, _ in self._legs), self._plan.nbytes
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
+        """Stop it, by any thread; nothing happens if it is over."""
         self._deadline.cancelled = True
         self._wake.set()
 
@@ -79,8 +80,13 @@ class Drive:
         if failure is not None:
             log.debug("a transfer was aborted", exc_info=failure)
             _without_frames(failure)
-        # Nothing may refer to the tree but its owner: that is what frees the buffer.
-        self._transfer.finish(result, failure)
+        transfer, self._transfer = self._transfer, None
+        assert transfer is not None
+        end = transfer.finish(result, failure)
+        # Nothing may refer to the tree but its owner, as soon as that has it: that is what frees the buffer.
+        del transfer, result
+        self._plan.ended(self)
+        end()
 
     def _retried(self) -> TransferResult:
         while True:
@@ -220,6 +226,7 @@ class Drive:
 
     def _wait(self) -> None:
         """Return when every chunk of every peer has arrived and verified."""
+        look_s, looked = self._settings.idle_s / 8, self._began
         while True:
             self._wake.clear()
             self._deadline.check(self._so_far())
@@ -230,16 +237,15 @@ class Drive:
                 waiting = waiting or not leg.complete
             if not waiting:
                 return
-            asked = time.monotonic()
-            timeout = self._time_left(asked)
-            self._wake.wait(timeout)
             now = time.monotonic()
-            if now - asked > timeout + LATE_S:
-                # We were stopped ourselves: the silence was ours, not the peers'.
+            if now - looked > look_s + late_s(self._settings.idle_s):
+                # We were stopped ourselves, or busy: the silence was ours, not the peers'.
                 for leg, _ in self._legs:
                     leg.heard = now
                     leg.moved_at = now if leg.moved_at else 0.0
                     leg.started_at = now
+            looked = now
+            self._wake.wait(min(look_s, self._time_left(now)))
 
     def _time_left(self, now: float) -> float:
         """Seconds until the first deadline. Fails: StalledError if one has passed."""

@@ -43,6 +43,7 @@ from holdfast.transfer.messages import (
 from holdfast.transfer.publication import Absent, Edition
 from holdfast.transfer.served import NO_SCRATCH, Host, Refusal, ServedPlan, ServedRun, served_plan
 from holdfast.transfer.streams import Feed, set_blocking
+from holdfast.transfer.timers import Alarm
 from holdfast.wire import ConnectionLost
 
 MAX_PLANS: Final = 1024
@@ -71,7 +72,7 @@ class _Wait:
         self._deadline = Deadline(min(max(0.0, asked.wait_s), _MAX_WAIT_S))
         self._lock = threading.Lock()
         self._over = False
-        self._ticking = False
+        self._ticking: Alarm | None = None
 
     def attempt(self) -> None:
         """Go on if the version is there; refuse if it never will be, or not in time."""
@@ -96,10 +97,9 @@ class _Wait:
         with self._lock:
             if self._over:
                 return
-            ticking, self._ticking = self._ticking, True
-        shelf.when_published(self._name, self._wake)
-        if not ticking:
-            self._link.host.timers.after(self._pause(), self._tick)
+            shelf.when_published(self._name, self._wake)
+            if self._ticking is None:
+                self._ticking = self._link.host.timers.after(self._pause(), self._tick)
         # It may have come between looking and asking to be woken.
         try:
             shelf.find(self._name, self._asked.version)
@@ -129,6 +129,9 @@ class _Wait:
                 return False
             self._over = True
         self._link.host.shelf.forget_waiter(self._name, self._wake)
+        if self._ticking is not None:
+            self._link.host.timers.cancel(self._ticking)
+        self._link.waits.discard(self)
         return True
 
 
@@ -146,6 +149,7 @@ class TargetLink:
         self._lock = threading.Lock()
         self._plans: dict[int, ServedPlan] = {}
         self._runs: dict[int, ServedRun] = {}
+        self.waits: set[_Wait] = set()
         self._data: list[socket.socket] = []
         self._closed = ""
 
@@ -229,7 +233,7 @@ class TargetLink:
             case Confirm():
                 self._confirm(message)
             case Describe():
-                _Wait(self, message, message.name, lambda found: self._describe(message, found)).attempt()
+                self._await(message)
             case Prepare():
                 self._prepare(message)
             case Lend():
@@ -238,6 +242,14 @@ class TargetLink:
                 self._forget(message)
             case Ping():
                 pass
+
+    def _await(self, asked: Describe) -> None:
+        wait = _Wait(self, asked, asked.name, partial(self._describe, asked))
+        with self._lock:
+            if self._closed:
+                return  # nobody would ever end it
+            self.waits.add(wait)
+        wait.attempt()
 
     def _describe(self, asked: Describe, edition: Edition) -> None:
         faults.site("transfer.describe")
@@ -308,7 +320,7 @@ class TargetLink:
             if self._closed:
                 return
             self._closed = reason or "closed"
-            data, runs = list(self._data), list(self._runs.values())
+            data, runs, waits = list(self._data), list(self._runs.values()), list(self.waits)
             self._runs.clear()
         self.feed.close()
         self._channel.shutdown()
@@ -316,6 +328,8 @@ class TargetLink:
             _shut(sock)
         for run in runs:
             run.finish(UNKNOWN)
+        for wait in waits:
+            wait.end()
         self._plans.clear()
 
 
