@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import threading
@@ -68,19 +69,27 @@ class FakeRuntime:
 
 
 class Flying:
-    """An array on its way: it arrives when it is told to."""
+    """An array on its way: it arrives when it is told to, also its clones."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.arrived = threading.Event()
         self.awaited = threading.Event()
         self.error = error
-        self.deleted = False
+        self.deleted = threading.Event()
+        self.cloned = False
+
+    def clone(self) -> Flying:
+        found = copy.copy(self)
+        found.cloned = True
+        return found
 
     def is_deleted(self) -> bool:
-        return self.deleted
+        return self.deleted.is_set()
 
     def is_ready(self) -> bool:
-        assert not self.deleted, "JAX would end the process"
+        assert self.cloned, "where the other one is deleted meanwhile, JAX ends the process"
+        if self.deleted.is_set():
+            raise RuntimeError("deleted")
         return self.arrived.is_set()
 
     def block_until_ready(self) -> None:
@@ -88,7 +97,7 @@ class Flying:
         assert self.arrived.wait(WAIT_S)
         if self.error is not None:
             raise self.error
-        if self.deleted:
+        if self.deleted.is_set():
             raise RuntimeError("deleted")
 
 
@@ -362,7 +371,7 @@ def test_deleted_arrays_leave_their_memory_when_jax_has_let_go_of_it(
     data = landing.take(2 * MIB)
     start = address(data)
     flights.place(landing, data, flying)
-    flying.deleted = True
+    flying.deleted.set()
     flying.arrived.set()
     other = landing.take(2 * MIB)
     assert address(other) != start, "JAX may be reading it"

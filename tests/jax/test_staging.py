@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -63,6 +64,17 @@ def same(left: Any, right: Any) -> bool:
         if np.asarray(one).tobytes() != np.asarray(other).tobytes():
             return False
     return True
+
+
+def kept(array: Any) -> Any:
+    """A view of an array, for as long as a copy may read it once it is deleted: a device's memory stays."""
+    return np.asarray(array)
+
+
+def sharded(array: Any, *spec: str | None) -> Any:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+    where: Any = jax.sharding.PartitionSpec(*spec)  # type: ignore[no-untyped-call]
+    return jax.device_put(array, jax.sharding.NamedSharding(mesh, where))
 
 
 def checkpointer(path: Path, **options: Any) -> Checkpointer:
@@ -155,7 +167,7 @@ def test_without_a_fence_and_without_room_save_copies_before_it_returns(use: Any
 
 def test_an_array_donated_before_the_fence_fails_the_save(use: Any, tmp_path: Path) -> None:
     driver = FakeDriver()
-    use(driver)
+    stager = use(driver)
     x = jnp.zeros(200_000)
     with checkpointer(tmp_path) as ckpt:
         ckpt.prepare({"x": x})
@@ -163,13 +175,40 @@ def test_an_array_donated_before_the_fence_fails_the_save(use: Any, tmp_path: Pa
         driver.gate.clear()
         handle = ckpt.save(1, {"x": x}, fenced=True)
         assert driver.first_copy.wait(10.0)
-        x.delete()  # what donating does to it
+        memory = kept(x)
+        x.delete()  # what donating does to it; and then the next step writes there
+        ctypes.memset(memory.ctypes.data, 1, memory.nbytes)
         driver.gate.set()
         with pytest.raises(TreeError, match="donated"):
             handle.durable(30.0)
         handle.fence()
         assert ckpt.steps() == []
+        assert stager.route == ARENA, "the route did nothing wrong"
         ckpt.save(2, {"x": jnp.ones(200_000)}).durable(30.0)
+
+
+def test_a_save_fails_if_only_one_of_several_devices_has_given_its_shard_away(
+    use: Any, tmp_path: Path
+) -> None:
+    """JAX gives them away one after the other, and says of an array what it knows of its first shard."""
+    driver = FakeDriver()
+    use(driver)
+    cut = sharded(jnp.zeros((8, 50_000)), "x")
+    with checkpointer(tmp_path) as ckpt:
+        ckpt.prepare({"cut": cut})
+        driver.first_copy.clear()
+        driver.gate.clear()
+        handle = ckpt.save(1, {"cut": cut}, fenced=True)
+        assert driver.first_copy.wait(10.0)
+        shard = cut.addressable_shards[3].data
+        memory = kept(shard)
+        shard.delete()
+        assert not cut.is_deleted()
+        driver.gate.set()
+        with pytest.raises(TreeError, match="donated"):
+            handle.durable(30.0)
+        assert ckpt.steps() == []
+        del memory
 
 
 @pytest.mark.parametrize("first", [0, 2], ids=[ARENA, PAGEABLE])
@@ -217,6 +256,7 @@ def test_a_rank_whose_copies_fail_tells_the_others(use: Any, tmp_path: Path) -> 
         list(pool.map(lambda rank: ckpts[rank].prepare(trees[rank]), range(2)))
         driver.gate.clear()
         handles = list(pool.map(lambda rank: ckpts[rank].save(1, trees[rank], fenced=True), range(2)))
+        memory = [kept(array) for array in trees[1].values()]
         for array in trees[1].values():
             array.delete()
         driver.gate.set()
@@ -226,11 +266,12 @@ def test_a_rank_whose_copies_fail_tells_the_others(use: Any, tmp_path: Path) -> 
             handles[0].durable(30.0)
         list(pool.map(lambda rank: ckpts[rank].close(30.0), range(2)))
     assert ckpts[0].steps() == []
+    del memory
 
 
 def test_closing_ends_copies_that_are_under_way(use: Any, tmp_path: Path) -> None:
     driver = FakeDriver(delay_s=0.02)
-    stager = use(driver)
+    stager = use(driver, drain_s=20.0)
     tree = [jnp.full(9_000_000, number, jnp.float32) for number in range(3)]
     ckpt = checkpointer(tmp_path)
     ckpt.prepare(tree)
@@ -264,9 +305,7 @@ def test_a_slot_that_is_too_small_is_unpinned_before_it_goes(use: Any, tmp_path:
 def test_sharded_arrays_and_shards_that_others_write(use: Any, tmp_path: Path) -> None:
     driver = FakeDriver()
     use(driver)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
-    spec: Any = jax.sharding.PartitionSpec(None, "x")  # type: ignore[no-untyped-call]
-    cut = jax.device_put(jnp.arange(64.0 * 64).reshape(64, 64), jax.sharding.NamedSharding(mesh, spec))
+    cut = sharded(jnp.arange(64.0 * 64).reshape(64, 64), None, "x")
     with checkpointer(tmp_path) as ckpt:
         ckpt.save(1, {"cut": cut}, fenced=True).durable(30.0)
         assert same(ckpt.load(into={"cut": cut}), {"cut": cut})
@@ -335,13 +374,17 @@ def test_copies_that_never_end_fail_the_save_and_their_slot_is_never_used_again(
     driver = FakeDriver()
     stager = use(driver, drain_s=0.1)
     tree = {"x": jnp.arange(100_000.0)}
-    ckpt = checkpointer(tmp_path, deadline_s=0.5)
+    ckpt = checkpointer(tmp_path, deadline_s=30.0)
     ckpt.prepare(tree)
+    assert ckpt._saver is not None
+    captures = ckpt._saver._captures
     driver.first_copy.clear()
     driver.gate.clear()
+    captures._deadline_s = 0.1
     handle = ckpt.save(1, tree, fenced=True)
-    with pytest.raises(HoldfastError):  # of the copies, or of the writer that waits for them
+    with pytest.raises(StagingError, match="cannot be shown to be over"):
         handle.durable(30.0)
+    captures._deadline_s = 30.0
     before = ckpt.host_bytes
     ckpt.save(2, tree, fenced=True).durable(30.0)
     assert ckpt.host_bytes > before, "the lost slot is counted, and another was made"
@@ -580,22 +623,30 @@ def test_a_run_that_fences_before_its_state_changes_is_copied_meanwhile(
     assert promised == [False, True, True, False]
 
 
-def left(folder: Path, how: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A program that ends with copies from a device under way."""
+def ended(program: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A program of this folder, at its end."""
     return subprocess.run(
-        [sys.executable, "-m", "tests.jax.staging_exit", str(folder), how],
+        [sys.executable, "-m", f"tests.jax.{program}", *map(str, words)],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60.0,
+        timeout=120.0,
     )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", ["delete", "donate"])
+def test_arrays_that_go_at_any_moment_cost_the_save_and_not_the_process(how: str) -> None:
+    done = ended("staging_gone", how, 100)
+    assert done.returncode == 0, done.stderr
+    assert "saved before" in done.stdout
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(("how", "steps"), [("slow", [1]), pytest.param("stuck", [], marks=pytest.mark.full)])
 def test_a_program_may_end_with_copies_under_way(tmp_path: Path, how: str, steps: list[int]) -> None:
     """Copies that end in time are saved by the vault; those that do not hold nobody up."""
-    done = left(tmp_path / "ckpt", how, {})
+    done = ended("staging_exit", tmp_path / "ckpt", how)
     assert done.returncode == 0, done.stderr
     assert "leaving" in done.stdout
     assert "Traceback" not in done.stderr, done.stderr
@@ -609,7 +660,7 @@ def test_a_program_may_end_with_copies_under_way(tmp_path: Path, how: str, steps
 @pytest.mark.process
 @pytest.mark.full
 def test_a_program_killed_before_its_last_bytes_are_told_of_leaves_no_step(tmp_path: Path) -> None:
-    done = left(tmp_path / "ckpt", "slow", {"HOLDFAST_FAULTS": "trainer.stage.device:kill"})
+    done = ended("staging_exit", tmp_path / "ckpt", "slow", HOLDFAST_FAULTS="trainer.stage.device:kill")
     assert done.returncode == -signal.SIGKILL, done.stderr
     with Checkpointer(tmp_path / "ckpt") as ckpt:
         with pytest.raises(NoCheckpointError):

@@ -16,6 +16,7 @@ from holdfast.coord import Changed, CoordClient
 from holdfast.supervise.environment import world_environment
 from tests.checkpoint.children import Child, Children, open_files
 from tests.coord.coordinator_process import CoordinatorProcess
+from tests.vault.nodes import await_that
 
 pytestmark = pytest.mark.process
 
@@ -118,6 +119,7 @@ def test_a_killed_worker_s_world_is_replaced_by_warm_processes(
         worker.tell("sum")
     check_sums(second)
     leave(second)
+    await_that(lambda: "world-0-0-0.sock" not in sockets(tmp_path), "the old service is still there")
     assert sockets(tmp_path) in ([], ["world-0-0-1.sock"])
     host.kill(signal.SIGTERM)
     assert host.end() == 0, host.errors()

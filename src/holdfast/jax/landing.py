@@ -35,6 +35,7 @@ from holdfast.errors import StagingError, UsageError
 from holdfast.jax.pins import PinBudget, budget
 from holdfast.jax.placing import Made, foreign, put
 from holdfast.jax.settings import setting
+from holdfast.jax.shards import own
 
 log = logging.getLogger("holdfast.jax")
 
@@ -366,12 +367,14 @@ class JaxLanding:
             for start, some in shards.items():
                 buffer = self._taken.pop(start, None)
                 if buffer is not None:  # small ones, and what was cast, lie elsewhere
-                    self._flights.append(_Flight(buffer, some))
+                    self._flights.append(_Flight(buffer, [own(shard) for shard in some]))
 
 
 def _is_over(shard: Any) -> bool:
-    # Asking a deleted array whether it is ready ends the process (JAX 0.10).
-    return bool(shard.is_deleted() or shard.is_ready())
+    try:
+        return bool(shard.is_ready())
+    except RuntimeError:  # it was deleted: who waits for it does not wait
+        return True
 
 
 def _rounded(nbytes: int) -> int:

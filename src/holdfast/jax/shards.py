@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import operator
 import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -28,7 +29,7 @@ Arrays = Mapping[int, Any]
 
 
 def arrays_of(leaves: Sequence[Any], copies: Sequence[DeviceCopy]) -> dict[int, Any]:
-    """The arrays that are copied, by leaf; in row-major order, keys as their data."""
+    """The arrays that are copied, by leaf, as objects of our own; keys as their data."""
     found: dict[int, Any] = {}
     for copy in copies:
         if copy.leaf in found:
@@ -36,29 +37,55 @@ def arrays_of(leaves: Sequence[Any], copies: Sequence[DeviceCopy]) -> dict[int, 
         array = leaves[copy.leaf]
         if not isinstance(array.dtype, np.dtype):  # a typed key
             array = jax.random.key_data(array)
-        if array.is_deleted():
-            raise TreeError(
-                "an array of the tree was donated or deleted",
-                hint="save the state that the step returned, not the one that was passed to it",
-            )
-        found[copy.leaf] = array
+        found[copy.leaf] = own(array)
     return found
 
 
+def own(array: Any) -> Any:
+    """Another object for an array that the program may delete. Fails: TreeError if it is gone already.
+
+    JAX (0.10, 0.11) ends the process where one thread deletes an object and another asks it whether it is
+    ready, for its layout or its shards, or waits for it. Ours is of the same memory and knows when that is
+    gone, be it deleted or donated, but nobody empties it: what asks it then gets an exception.
+    """
+    # Both calls in one of C, where no other thread runs: an empty object may not be cloned either.
+    found = next(zip(iter(array.is_deleted, True), map(operator.call, (array.clone,)), strict=False), None)
+    if found is None:
+        raise TreeError(
+            "an array of the tree was donated or deleted",
+            hint="save the state that the step returned, not the one that was passed to it",
+        )
+    return found[1]
+
+
+def gone() -> TreeError:
+    """What a save fails with if an array goes while it is copied."""
+    return TreeError(
+        "an array was donated or deleted while it was being saved",
+        hint="call handle.fence() before the next donating call, or save without fenced=True",
+    )
+
+
 def shards_of(arrays: Arrays, copies: Sequence[DeviceCopy]) -> Shards:
-    """The single-device arrays that are copied from."""
+    """The single-device arrays that are copied from, in row-major order. Fails: TreeError if one is gone."""
     shards: Shards = {}
     for copy in copies:
         key = (copy.leaf, copy.ordinal)
         if key not in shards:
-            shards[key] = _row_major(arrays[copy.leaf].addressable_data(copy.ordinal))
+            try:
+                shard = arrays[copy.leaf].addressable_data(copy.ordinal)
+            except (RuntimeError, TypeError) as error:  # the latter if it goes after JAX has looked
+                raise gone() from error
+            shards[key] = _row_major(shard)
     return shards
 
 
 def _row_major(shard: Any) -> Any:
     """The shard, or a copy of it where a program asked for another order of dimensions."""
-    order = shard.format.layout.major_to_minor
-    return shard if order == tuple(range(shard.ndim)) else jnp.copy(shard)
+    layout = shard.format.layout
+    if layout is None:
+        raise gone()
+    return shard if layout.major_to_minor == tuple(range(shard.ndim)) else jnp.copy(shard)
 
 
 @lru_cache(maxsize=256)

@@ -30,7 +30,7 @@ import numpy as np
 
 from holdfast.arrays import Bytes1D, DeviceCopy, HostMemory
 from holdfast.clock import Deadline
-from holdfast.errors import DeadlineError, StagingError, TreeError
+from holdfast.errors import DeadlineError, StagingError
 from holdfast.jax import snapshots
 from holdfast.jax.cuda import CudaDriver, Driver
 from holdfast.jax.engine import Copy, CopyEngine
@@ -44,6 +44,7 @@ from holdfast.jax.shards import (
     bytes_at,
     check_way,
     flat,
+    gone,
     is_packed,
     nobody,
     ordinal,
@@ -278,7 +279,7 @@ class StagedCopies:
         self._sample = sample
         self._pinned = pinned
         self.arrays = arrays
-        """The program's own arrays, if they are what is read; empty with a snapshot."""
+        """Those of the program, as objects of our own, if they are what is read; empty with a snapshot."""
         self.captured = not arrays
 
     def run(self, filled: Callable[[int], None], stop: threading.Event, deadline: Deadline) -> None:
@@ -358,12 +359,12 @@ class StagedCopies:
         self._check_kept()
 
     def _check_kept(self) -> None:
-        """Fail if the program gave an array away. Donating marks it before the device does anything."""
-        if any(array.is_deleted() for array in self.arrays.values()):
-            raise TreeError(
-                "an array was donated or deleted while it was being saved",
-                hint="call handle.fence() before the next donating call, or save without fenced=True",
-            )
+        """Fail if the program gave an array away. Donating marks it before the device does anything.
+
+        Each shard is marked for its own device; an array is said to be gone when the first of them is.
+        """
+        if any(one.is_deleted() for one in (*self.arrays.values(), *self.shards.values())):
+            raise gone()
 
     def _compare(self) -> None:
         """Fail if the piece that JAX reads is not what the driver copied."""
@@ -372,6 +373,7 @@ class StagedCopies:
         expected = flat(self._sample[0])
         found = bytes_at(self.memory.address + self._sample[1], expected.nbytes)
         if not np.array_equal(expected, found):
+            self._check_kept()  # bytes of another step are no fault of the route
             wrong = int(np.count_nonzero(expected != found))
             raise StagingError(f"{wrong:,} of {expected.nbytes:,} bytes compared came through wrong")
 
