@@ -29,7 +29,8 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A coordinator of run `demo` for two members; the environment says where it is."""
     token_file = tmp_path / "token"
     token_file.write_bytes(TOKEN + b"\n")
-    with served(tmp_path / "coord", Settings(run="demo", min_size=2, max_size=2)) as found:
+    settings = Settings(run="demo", min_size=2, max_size=2, suspect_s=30.0, dead_s=60.0)
+    with served(tmp_path / "coord", settings) as found:
         monkeypatch.setenv("HOLDFAST_COORD", found)
         monkeypatch.setenv("HOLDFAST_RUN", "demo")
         monkeypatch.setenv("HOLDFAST_TOKEN_FILE", str(token_file))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ class Serving:
         self.process, self.about = process, about
         self.address: str = about["address"]
         self._notes: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -50,25 +51,30 @@ class Serving:
         self.process.send_signal(number)
         return self.process.wait(DEADLINE_S)
 
+    def close(self) -> None:
+        """End it; returns when nobody reads what it said any more."""
+        self.process.kill()
+        self._reader.join(DEADLINE_S)
+
 
 @contextmanager
 def served(*words: str | Path, env: dict[str, str] | None = None) -> Iterator[Serving]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "holdfast.cli", "transfer", "serve", *map(str, words), "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **(env or {})},
-    )
-    try:
+    command = [sys.executable, "-m", "holdfast.cli", "transfer", "serve", *map(str, words), "--json"]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **(env or {})}
+        ) as process,
+        ExitStack() as over,
+    ):
+        over.callback(process.kill)
         assert process.stdout is not None
         assert process.stderr is not None
         line = process.stdout.readline()
         assert line, process.stderr.read()
-        yield Serving(process, json.loads(line))
-    finally:
-        process.kill()
-        process.communicate()
+        serving = Serving(process, json.loads(line))
+        over.callback(serving.close)
+        yield serving
 
 
 def leaves(path: Path) -> dict[str, Any]:

@@ -239,8 +239,8 @@ def test_a_run_whose_output_nobody_reads_goes_on_to_its_end(tmp_path: Path) -> N
 def test_a_last_save_that_takes_longer_than_a_step_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(faults.ENV, "vault.block.written:delay=2")
-    with LaunchProcess(tmp_path, "--step-s", "0.5", until=20) as launch:
+    monkeypatch.setenv(faults.ENV, "vault.block.written:delay=6")
+    with LaunchProcess(tmp_path, "--step-s", "3", until=20) as launch:
         assert launch.ended() == 0
         events = launch.events()
         assert [one.cause for one in events if isinstance(one, WorkerExited)] == ["done"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,16 @@ from holdfast.launch import LaunchSettings
 from holdfast.launch.local import LocalAgents
 from holdfast.launch.plan import agent_config
 
+pytestmark = pytest.mark.process
 
-@pytest.mark.process
+
+def local_agents(settings: LaunchSettings) -> LocalAgents:
+    return LocalAgents(lambda node: agent_config(settings, node, "t" * 32), say=lambda line: None)
+
+
 def test_an_agent_that_is_stopped_while_it_starts_is_continued(tmp_path: Path) -> None:
     settings = LaunchSettings(script=(__file__,), folder=str(tmp_path), run="demo", vault=False)
-    agents = LocalAgents(lambda node: agent_config(settings, node, "t" * 32), say=lambda line: None)
+    agents = local_agents(settings)
     stream = agents.start(0)
     try:
         pid = agents.pid(0)
@@ -32,3 +39,17 @@ def test_an_agent_that_is_stopped_while_it_starts_is_continued(tmp_path: Path) -
     finally:
         stream.close()
         agents.close(str(settings.path), 5.0)
+
+
+def test_what_an_agent_had_forked_when_it_was_killed_ends_as_well(tmp_path: Path) -> None:
+    settings = LaunchSettings(script=(__file__,), folder=str(tmp_path), run="demo", vault=False)
+    agents = local_agents(settings)
+    agents.start(0).close()
+    # Stands for a child that is not another program yet: until then it has the environment of the agent.
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(command, env={"HOLDFAST_AGENT": f"{settings.path}:0"}) as forked:
+        try:
+            agents.close(str(settings.path), 5.0)
+            assert forked.wait(60.0) == -signal.SIGKILL
+        finally:
+            forked.kill()

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click.testing
@@ -66,8 +67,10 @@ def invoke(tmp_path: Path, *arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_a_live_run_is_shown_with_all_that_matters(tmp_path: Path) -> None:
-    with RunLock(write(tmp_path, status())):
+def test_a_live_run_is_shown_with_all_that_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = status()
+    monkeypatch.setattr("holdfast.cli.status.time", SimpleNamespace(time=lambda: found.wall + 5.0))
+    with RunLock(write(tmp_path, found)):
         code, text = invoke(tmp_path, "status")
     assert code == 0
     for words in (

@@ -18,6 +18,7 @@ from holdfast.supervise.messages import Report
 from holdfast.supervise.processes import Process, end_marked, marked, wait_all
 from holdfast.supervise.stream import Stream, reports_of
 
+_MARK: Final = "HOLDFAST_AGENT"
 _GONE_S: Final = 10.0
 """A killed process is gone by then, unless the machine is in trouble."""
 
@@ -47,7 +48,7 @@ class LocalAgents:
             process = subprocess.Popen(
                 command,
                 # For people who look for the agent of a node.
-                env={**config.env, "HOLDFAST_AGENT": f"{config.folder}:{node}"},
+                env={**config.env, _MARK: f"{config.folder}:{node}"},
                 pass_fds=(fd, theirs.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -123,6 +124,8 @@ class LocalAgents:
         for node in list(self._running):
             with contextlib.suppress(DeadlineError):
                 self.kill(node)
+            # What it had forked and is not a program of its own yet has the marks of the agent itself.
+            end_marked({_MARK: f"{folder}:{node}"})
         left = []
         for pid, _ in marked({"HOLDFAST_FOLDER": folder}):
             with contextlib.suppress(OSError):

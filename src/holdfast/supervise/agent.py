@@ -163,7 +163,7 @@ class Agent:
         """End workers that the coordinator has declared dead and that go on."""
         pids = self._crew.pids()
         for changed in self._undertaker.taken():
-            self._lives.take_in(changed, pids, now=now)
+            self._lives.take_in(changed, pids, self._crew.members(), now=now)
         for worker, seconds in self._lives.overdue(pids, self._config.fenced_s, now=now):
             self._crew.expel(worker, seconds, now)
 

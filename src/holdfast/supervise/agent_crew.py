@@ -15,6 +15,7 @@ from holdfast.supervise.agent_loop import Loop
 from holdfast.supervise.agent_worker import Worker
 from holdfast.supervise.board import Reading
 from holdfast.supervise.decisions import NO_RETRY_CODE
+from holdfast.supervise.lives import key_of
 from holdfast.supervise.logs import Console, last_error, last_lines
 from holdfast.supervise.memory_kills import MemoryKills
 from holdfast.supervise.messages import (
@@ -54,6 +55,8 @@ _log = logging.getLogger("holdfast.agent")
 
 _REPORT_S: Final = 0.5
 """Progress is told no more often."""
+_BLIND_S: Final = 1.0
+"""Looks later than this by so much: this process did not run, and perhaps no other did."""
 _TAIL_LINES: Final = 20
 _MAX_DETAIL: Final = 2000
 
@@ -87,6 +90,7 @@ class Crew:
         self._console = console
         self._workers: dict[int, Worker] = {}
         self._kill_at: float | None = None
+        self._looked_at = time.monotonic()
         self._memory_kills = MemoryKills(oom_kills())
         self.successor = False
         """Whether this agent follows one that was lost, and all its workers with it."""
@@ -100,6 +104,11 @@ class Crew:
     def pids(self) -> dict[int, int]:
         """The numbers of the workers by process."""
         return {worker.process.pid: number for number, worker in self._workers.items()}
+
+    def members(self) -> dict[str, int]:
+        """The numbers of those that have come into the run, by their keys."""
+        node, workers = self._config.node, self._workers.items()
+        return {key_of(node, one.incarnation): number for number, one in workers if one.incarnation}
 
     # ---- what the conductor asks for
 
@@ -230,7 +239,11 @@ class Crew:
         """Look at every worker."""
         if self._kill_at is not None and now >= self._kill_at:
             self.kill_all("the time to save and go is over")
+        unseen = now - self._looked_at - self._config.tick_s - _BLIND_S
+        self._looked_at = now
         for worker in list(self._workers.values()):
+            if unseen > 0:
+                worker.watch.unseen(unseen)
             self._show(worker)
             reading = worker.reading()
             if worker.dump is not None:

@@ -31,18 +31,20 @@ def stacks_path(folder: str, pid: int) -> str:
 class Dump:
     """Stacks that are being written to `path`. Ask `done` now and then; never blocks.
 
-    `stopped`: the process answers no signals. `limit_s` is how long it may take.
+    `stopped`: the process answers no signals.
     """
 
     def __init__(self, process: Process, path: str, title: str, *, stopped: bool, now: float) -> None:
         self.path = path
-        self._ends = now + (2.0 if stopped else 1.0)
+        self._ends = now + (2.0 if stopped else 5.0)
         self._spy: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "a", encoding="utf-8", errors="replace") as file:
                 file.write(f"{title}\n{proc_facts(process.pid)}\n")
-        self._size = self._first = _size(path)
+        self._pid = process.pid
+        self._first = _size(path)
+        self._deaf = _blocking(self._pid)
         if stopped:
             self._spy = _spy(process.pid, path)
         else:
@@ -54,9 +56,8 @@ class Dump:
         if self._stopped:
             over = self._spy is None or self._spy.poll() is not None
         else:
-            # It came, and has not grown since the last look.
-            size, self._size = self._size, _size(self.path)
-            over = self._first < size == self._size
+            # It came, and the thread that wrote it has left the signal's handler.
+            over = self._first < _size(self.path) and _blocking(self._pid) <= self._deaf
         return over or now >= self._ends
 
     def close(self) -> None:
@@ -78,6 +79,17 @@ def proc_facts(pid: int) -> str:
             lines.append(f"thread {task.name} {_read(task / 'comm').strip()}: {''.join(state)} in {where}")
             lines += [f"    {line}" for line in _read(task / "stack").splitlines()[:12]]
     return "\n".join(lines)
+
+
+def _blocking(pid: int) -> set[str]:
+    """The threads that block the signal: those that never take it, and the one that is in its handler."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for task in (Path("/proc") / str(pid) / "task").iterdir():
+            blocked = _read(task / "status").partition("SigBlk:")[2].split()[:1]
+            if blocked and int(blocked[0], 16) >> (SIGNAL - 1) & 1:
+                found.add(task.name)
+    return found
 
 
 def _spy(pid: int, path: str) -> subprocess.Popen[bytes] | None:

@@ -7,6 +7,7 @@
     stays parked        for `step_s` after it was given a seat                                 hung
 
 A worker that waits in a named Holdfast call waits for others: it is not the culprit, whoever it waits for is.
+Time in which nobody could look (`unseen`) counts for none of these: all of the machine may have stood still.
 """
 
 from __future__ import annotations
@@ -109,6 +110,18 @@ class Watch:
         self._busy_at = now
         self._busy_cpu_s = 0.0
         self._seated_at: float | None = None
+        self._since = now
+        """Since when the worker shows no progress."""
+        self._unseen_s = 0.0
+        """Of the time since then."""
+        self._newly_unseen_s = 0.0
+
+    def unseen(self, seconds: float) -> None:
+        """Nobody looked for so long before the next look, and perhaps nothing ran."""
+        self._newly_unseen_s += seconds
+        self._busy_at += seconds
+        if self._stopped_since is not None:
+            self._stopped_since += seconds
 
     def seated(self, now: float) -> None:
         """The worker was given a seat: it has no reason to stay parked."""
@@ -116,8 +129,14 @@ class Watch:
 
     def look(self, reading: Reading, facts: Facts, now: float) -> Verdict | None:
         """Whether the worker hangs."""
-        if reading.phase == _PARKED and self._seated_at is not None:
-            return self._stopped(facts, now) or self._deaf(self._seated_at, now)
+        parked = reading.phase == _PARKED and self._seated_at is not None
+        since = self._seated_at if parked and self._seated_at is not None else _idle_since(reading)
+        if since != self._since:
+            self._since, self._unseen_s = since, 0.0
+        self._unseen_s += self._newly_unseen_s
+        self._newly_unseen_s = 0.0
+        if parked:
+            return self._stopped(facts, now) or self._deaf(now)
         return self._stopped(facts, now) or self._hung(reading, now) or self._stalled(reading, facts, now)
 
     def _stopped(self, facts: Facts, now: float) -> Verdict | None:
@@ -133,28 +152,25 @@ class Watch:
 
     def _hung(self, reading: Reading, now: float) -> Verdict | None:
         limit = self._deadlines.of(reading)
-        since = max(reading.phase_since, reading.progressed_at if reading.phase == _STEP else 0.0)
-        if reading.waiting:
-            # A wait that once gave signs of life and gives none any more: its process is locked up.
-            if reading.pulsed_at <= reading.waiting_since:
-                return None
-            since = max(since, reading.pulsed_at)
-        else:
-            # Whoever came out of a wait for others has only now something to do.
-            since = max(since, reading.waiting_since)
-        if limit is None or now - since < limit:
+        if reading.waiting and reading.pulsed_at <= reading.waiting_since:
+            return None  # a wait that gives no signs of life
+        spent = self._spent(now)
+        if limit is None or spent < limit:
             return None
         what = f"the wait in {reading.waiting}" if reading.waiting else f"phase {reading.phase!r}"
         return Verdict(
-            HUNG, since, f"no progress in {what} for {now - since:.1f} s ({limit:g} s are allowed)"
+            HUNG, self._since, f"no progress in {what} for {spent:.1f} s ({limit:g} s are allowed)"
         )
 
-    def _deaf(self, since: float, now: float) -> Verdict | None:
-        limit = self._deadlines.step_s
-        if now - since < limit:
+    def _deaf(self, now: float) -> Verdict | None:
+        limit, spent = self._deadlines.step_s, self._spent(now)
+        if spent < limit:
             return None
-        detail = f"it has not taken the seat that it was given {now - since:.1f} s ago"
-        return Verdict(HUNG, since, f"{detail} ({limit:g} s are allowed)")
+        detail = f"it has not taken the seat that it was given {spent:.1f} s ago"
+        return Verdict(HUNG, self._since, f"{detail} ({limit:g} s are allowed)")
+
+    def _spent(self, now: float) -> float:
+        return now - self._since - self._unseen_s
 
     def _stalled(self, reading: Reading, facts: Facts, now: float) -> Verdict | None:
         deadlines = self._deadlines
@@ -172,3 +188,11 @@ class Watch:
             return None
         detail = f"used {used:.2f} s of CPU in {idle:.1f} s of phase {reading.phase!r}, waiting for nobody"
         return Verdict(STALLED, self._busy_at, detail)
+
+
+def _idle_since(reading: Reading) -> float:
+    """Since when a worker shows no progress."""
+    since = max(reading.phase_since, reading.progressed_at if reading.phase == _STEP else 0.0)
+    # A wait that once gave signs of life and gives none any more: its process is locked up. Whoever came out
+    # of a wait for others has only now something to do.
+    return max(since, reading.pulsed_at if reading.waiting else reading.waiting_since)

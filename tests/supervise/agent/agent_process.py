@@ -51,7 +51,7 @@ def config_of(folder: Path, mode: str = "steps", **changes: Any) -> AgentConfig:
         "flush_s": 10.0,
         "notice_s": 5.0,
         "log_slots": None,
-        "deadlines": Deadlines(step_s=1.0, step_factor=1.0, first_step_s=1.0, stall_s=2.0),
+        "deadlines": Deadlines(step_s=60.0, first_step_s=60.0, stall_s=60.0),
     }
     return AgentConfig(**{**base, **changes})
 

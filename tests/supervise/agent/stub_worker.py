@@ -1,6 +1,8 @@
 """A worker without training: it speaks a worker's side of the control socket and then does what it was told.
 
 stub_worker.py MODE
+
+The coordinator is that of its agent, or the one whose address is in the variable STUB_COORD.
 """
 
 from __future__ import annotations
@@ -116,20 +118,26 @@ def main() -> int:
     if mode == "deaf":
         lock_interpreter()
     take = stream.receive(600.0)
+    board.phase("init")
     assert isinstance(take, Take)
     slot = take.seat.replica * take.workers_per_replica + take.seat.index
     print(f"slot {slot} of {take.replicas}, NPROC {os.environ['NPROC']}, nice {os.nice(0)}", flush=True)
     if mode == "offspring":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         print(f"offspring {child.pid}", flush=True)
-    client = CoordClient(os.environ["HOLDFAST_COORD"], run=os.environ["HOLDFAST_RUN"], token=token)
+    address = os.environ.get("STUB_COORD") or os.environ["HOLDFAST_COORD"]
+    client = CoordClient(address, run=os.environ["HOLDFAST_RUN"], token=token)
+    lives.declare(client, 0)
+    board.waiting("join")
     joined = client.join(slot=slot, timeout_s=60.0)
+    board.waiting(None)
     board.phase("step")
     for step in range(4):
         board.progress(step)
     stream.send(Active(client.incarnation, joined.slot, joined.generation))
-    lives.declare(client, 0)
     if mode == "part":
+        while not client.status().watches:  # the agent's: it is to hear of it
+            time.sleep(0.01)
         lives.part(client, 0)
         client.close()
     if mode == "finished":  # and the coordinator was away when it parted

@@ -191,3 +191,36 @@ def test_a_step_that_always_takes_long_may_use_no_cpu_for_as_long() -> None:
     found = watch.look(slow, Facts("S", 1.0), BEGAN + 190.0)
     assert found is not None
     assert found.cause == STALLED
+
+
+@pytest.mark.parametrize("phase", ["step", "parked", "init"])
+@pytest.mark.parametrize("state", ["R", "S", "T"])
+def test_time_in_which_nobody_could_look_is_held_against_nobody(phase: str, state: str) -> None:
+    """The machine was paused; then each has the time that it had left, and no more."""
+    allowed = (
+        {"R": 10.0, "S": 10.0, "T": 1.0}[state]
+        if phase != "init"
+        else {"R": 300.0, "S": 60.0, "T": 1.0}[state]
+    )
+    watch = Watch(DEADLINES, now=BEGAN)
+    watch.seated(BEGAN)
+
+    def look(after_s: float) -> str | None:
+        cpu_s = after_s if state == "R" else 0.0
+        verdict = watch.look(at(phase), Facts(state, cpu_s), BEGAN + after_s)
+        return None if verdict is None else verdict.cause
+
+    assert look(0.0) is None
+    assert look(allowed - 0.5) is None
+    watch.unseen(3600.0)
+    assert look(allowed + 3599.9) is None
+    assert look(allowed + 3600.1) is not None
+
+
+def test_one_that_came_on_in_the_meantime_has_all_its_time() -> None:
+    watch = Watch(DEADLINES, now=BEGAN)
+    watch.unseen(3600.0)
+    assert watch.look(at("step"), busy(BEGAN), BEGAN + 3605.0) is None
+    later = BEGAN + 3606.0
+    assert watch.look(at("step", progressed_at=later), busy(later), later + 9.9) is None
+    assert watch.look(at("step", progressed_at=later), busy(later), later + 10.1) is not None

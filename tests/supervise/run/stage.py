@@ -223,12 +223,16 @@ class Stage:
         self.until(lambda: all(mark.exists() for mark in marks), f"step {step}")
         assert {one.step for one in workers} == {step}
 
-    def release(self, step: int) -> None:
-        """Let everybody go on who is held in `step`, or will come there."""
-        (self.out / f"go-{step}").touch()
+    def release(self, step: int, *, size: int = 0) -> None:
+        """Let everybody go on who is held in `step`, or will come there: as one of `size` members, or once it
+        has heard that somebody asks to come in, so that the next exchange lets them in.
+        """
+        new = self.out / "go"
+        new.write_text(str(size))
+        new.rename(self.out / f"go-{step}")
 
     def come_in(self, *newcomers: Worker) -> None:
-        """Wait until these workers are members, or ask to be: then the next exchange lets them in."""
+        """Wait until these workers are members, or ask to be."""
 
         def come() -> bool:
             found = self.client.status()

@@ -96,7 +96,7 @@ def test_a_lost_folder_is_made_up_for_by_its_mirror(tmp_path: Path, children: Ch
 def test_who_hands_over_does_not_wait_for_the_disk(vaultless: Node, tmp_path: Path) -> None:
     """A worker that fails, or whose replica saves no more, leaves a staged save to the vault."""
     folder = tmp_path / "ckpt"
-    vaultless.start(**{faults.ENV: "vault.block.written:delay=4"})
+    vaultless.start(**{faults.ENV: "vault.block.written:delay=12"})
     with Journal(tmp_path / "journal", component="test") as events:
         saver = RunSaver(folder, run=RUN, writer=vaultless.path, token=TOKEN, events=events)
         saver.save(1, {"w": np.arange(8.0)}, {})

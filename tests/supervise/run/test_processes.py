@@ -87,7 +87,7 @@ def test_a_replica_is_killed_and_replaced(tmp_path: Path, alone: dict[int, str],
         assert stage.gone(victim) == -signal.SIGKILL
         stage.activate(replacement, 1, attempt=1)
         stage.come_in(replacement)
-        stage.release(LATE)
+        stage.release(LATE, size=3)
         check(stage, alone, first, last, replacement)
         assert min(stage.steps(replacement)) <= LATE + 1
 
@@ -103,7 +103,7 @@ def test_one_is_killed_while_all_come_in(tmp_path: Path, alone: dict[int, str], 
         assert stage.gone(victim) == -signal.SIGKILL
         stage.activate(replacement, 0, attempt=1)
         stage.come_in(replacement)
-        stage.release(LATE)
+        stage.release(LATE, size=3)
         check(stage, alone, *others, replacement)
         assert min(stage.steps(replacement)) <= LATE + 1
 
@@ -122,11 +122,11 @@ def test_a_newcomer_is_killed_while_it_comes_in(tmp_path: Path, alone: dict[int,
         assert stage.gone(victim) == -signal.SIGKILL
         stage.activate(newcomer, 1, attempt=1)
         stage.come_in(newcomer)
-        stage.release(SOON)
+        stage.release(SOON, size=2)
         assert stage.gone(newcomer) == -signal.SIGKILL
         stage.activate(second, 1, attempt=2)
         stage.come_in(second)
-        stage.release(LATE)
+        stage.release(LATE, size=2)
         check(stage, alone, first, second)
         assert min(stage.steps(second)) <= LATE + 1
 
@@ -310,7 +310,7 @@ def test_a_replica_of_two_workers_is_replaced(tmp_path: Path, alone: dict[int, s
         for index, worker in enumerate(parked):
             stage.activate(worker, 1, index, attempt=1)
         stage.come_in(*parked)
-        stage.release(LATE)
+        stage.release(LATE, size=4)
         check(stage, alone, *workers[:2], *parked)
         assert min(stage.steps(parked[0])) <= LATE + 1
 

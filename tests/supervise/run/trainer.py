@@ -2,7 +2,8 @@
 
     trainer.py OUT --until N [--lane-s S] [--in-place] [--save-every N] [--hold N ...]
 
-In step N of `--hold` it stays until there is a file OUT/go-N.
+In step N of `--hold` it stays until there is a file OUT/go-N. While it has fewer members than that file says,
+it stays until it has heard of newcomers.
 
 Writes OUT/<pid>.json when it is through, and a line for each step to OUT/steps-<pid>.
 """
@@ -20,6 +21,8 @@ from typing import Any
 import numpy as np
 
 import holdfast
+from holdfast.supervise.members import GenerationOver
+from holdfast.supervise.run import Run
 
 SIZE = 1000
 
@@ -49,12 +52,23 @@ def digest(state: dict[str, Any]) -> str:
     return hashlib.sha256(state["w"].tobytes() + state["m"].tobytes()).hexdigest()
 
 
-def hold(path: Path) -> None:
+def hold(path: Path, run: Run) -> None:
     """Stay until the test lets everybody go on."""
     ends = time.monotonic() + 60.0
-    while not path.exists():
-        assert time.monotonic() < ends, f"nobody made {path}"
+    while not path.exists() or not (run.size >= int(path.read_text()) or called(run)):
+        assert time.monotonic() < ends, f"nobody made {path}, or nobody came"
         time.sleep(0.002)
+
+
+def called(run: Run) -> bool:
+    """Whether an exchange would let newcomers in: they call all others, which may hear it a while later."""
+    members = run._parts.members
+    assert members is not None
+    try:
+        members.check()
+    except GenerationOver:
+        return True
+    return False
 
 
 def main() -> None:
@@ -74,7 +88,7 @@ def main() -> None:
                 assert step.samples == 16 * step.index
                 if step.index in options.hold:
                     (options.out / f"held-{step.index}-{os.getpid()}").touch()
-                    hold(options.out / f"go-{step.index}")
+                    hold(options.out / f"go-{step.index}", run)
                 if options.no_lanes:
                     state = apply(state, lane_grads(state, step.index, 0), options.in_place)
                 else:
