@@ -212,6 +212,7 @@ def test_failing_removal_never_hurts(root: Path) -> None:
             disk.arm("unlink", errno.EIO, nth=4)
             ckpt.save(step, tree(step)).durable(60.0)
             assert loaded(ckpt) == step
+            ckpt.wait(60.0)  # what is still being removed would count for the next step
     with Checkpointer(root, writer="thread", keep=1, journal=False) as ckpt:
         ckpt.save(4, tree(4)).durable(60.0)
     check_clean(root)

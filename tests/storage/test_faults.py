@@ -58,7 +58,7 @@ def test_a_create_that_timed_out_is_settled(faulty: FaultyStore) -> None:
     faulty.fail("PUT", "run/a$", stall)
     assert store.create("a", data=b"one")
     assert stall.reached.is_set()
-    assert faulty.proxy.count("PUT", "run/a$") == 2
+    assert faulty.proxy.count("PUT", "run/a$") >= 2
     stall.release()
 
 

@@ -25,6 +25,18 @@ def await_that(holds: Callable[[], bool], what: str = "") -> None:
         time.sleep(0.005)
 
 
+def entries_at(address: str, run: str = RUN) -> tuple[Held, ...]:
+    """The catalogue of the vault that offers its states at `address`."""
+    with Endpoint(run=run, token=TOKEN) as endpoint:
+        plan = endpoint.prepare(address, CATALOGUE, timeout_s=10)
+        return decode_catalogue(plan.run(deadline_s=10).result().tree[ENTRIES])
+
+
+def await_offered(address: str, step: int, run: str = RUN) -> None:
+    """Wait until a vault offers a step; a small one may be durable before that."""
+    await_that(lambda: step in [one.step for one in entries_at(address, run)], f"step {step} is not offered")
+
+
 @final
 class Node:
     """A node with a standing vault that serves from the start."""
@@ -67,9 +79,7 @@ class Node:
 
     def entries(self) -> tuple[Held, ...]:
         """The catalogue of the vault."""
-        with Endpoint(run=RUN, token=TOKEN) as endpoint:
-            plan = endpoint.prepare(self.address, CATALOGUE, timeout_s=10)
-            return decode_catalogue(plan.run(deadline_s=10).result().tree[ENTRIES])
+        return entries_at(self.address)
 
     def entries_or_none(self) -> tuple[Held, ...] | None:
         try:
@@ -106,7 +116,10 @@ class Node:
         wanted = state(step, size)["w"].tobytes()[:4096]
         for fd in os.listdir(f"/proc/{self.pid}/fd"):
             path = f"/proc/{self.pid}/fd/{fd}"
-            if "memfd:holdfast-slot" not in os.readlink(path):
+            try:
+                if "memfd:holdfast-slot" not in os.readlink(path):
+                    continue
+            except OSError:
                 continue
             with open(path, "r+b") as file:
                 at = file.read().find(wanted)

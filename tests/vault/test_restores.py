@@ -22,6 +22,7 @@ from holdfast.vault import restore
 from holdfast.vault.catalogue import CATALOGUE, ENTRIES, decode_catalogue
 from holdfast.vault.offers import state_name
 from tests.transfer.pools import Pool
+from tests.vault.nodes import await_offered
 
 pytestmark = pytest.mark.process
 
@@ -42,10 +43,16 @@ def is_step(tree: dict[str, Any], step: int) -> bool:
     return tree["step"] == step and all(np.array_equal(tree[key], wanted[key]) for key in ("w", "b", "empty"))
 
 
+def save(ckpt: Checkpointer, step: int) -> None:
+    """Save a step; it is durable and offered when this returns."""
+    ckpt.save(step, state(step)).durable()
+    await_offered(ckpt.vault_address, step, "run")
+
+
 def test_the_newest_staged_state_comes_from_the_vault(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, serve="127.0.0.1:0", token=TOKEN, slots=2) as ckpt:
         for step in (1, 2, 3):
-            ckpt.save(step, state(step)).durable()
+            save(ckpt, step)
             found = restore([ckpt.vault_address], token=TOKEN)
             assert found.step == step
             assert is_step(found.tree, step)
@@ -61,10 +68,12 @@ def test_parts_of_several_ranks_make_one_state(tmp_path: Path) -> None:
     ]
     try:
         saves = [threading.Thread(target=lambda c=c: c.save(7, shared).durable()) for c in members]
-        for save in saves:
-            save.start()
-        for save in saves:
-            save.join(60)
+        for one in saves:
+            one.start()
+        for one in saves:
+            one.join(60)
+        for member in members:
+            await_offered(member.vault_address, 7, "run")
         found = restore([member.vault_address for member in members], shared, token=TOKEN)
         assert found.step == 7
         assert all(np.array_equal(found.tree[key], shared[key]) for key in shared)
@@ -102,6 +111,7 @@ def test_a_dead_trainers_state_is_there_for_the_next_one(tmp_path: Path) -> None
         address, pid = trainer.stdout.readline().split()
         trainer.send_signal(signal.SIGKILL)
     try:
+        await_offered(address, 41, "run")
         found = restore([address], state(0), token=TOKEN)
         assert found.step == 41
         assert is_step(found.tree, 41)
@@ -116,7 +126,7 @@ def test_nobody_takes_half_of_two_saves(tmp_path: Path, monkeypatch: pytest.Monk
         Checkpointer(tmp_path, serve="127.0.0.1:0", token=TOKEN) as ckpt,
         Endpoint(token=TOKEN, transports=["tcp"], chunk_bytes=64 << 10, streams=1) as endpoint,
     ):
-        ckpt.save(1, state(1)).durable()
+        save(ckpt, 1)
         listed = endpoint.prepare(ckpt.vault_address, CATALOGUE).run(deadline_s=30).result().tree[ENTRIES]
         (held,) = decode_catalogue(listed)
         plan = endpoint.prepare(held.address, state_name(held.attempt))  # saves are its versions, from 1
@@ -126,7 +136,7 @@ def test_nobody_takes_half_of_two_saves(tmp_path: Path, monkeypatch: pytest.Monk
             while not running.progress()[0]:
                 assert time.monotonic() < ends
                 time.sleep(0.001)
-            ckpt.save(step, state(step)).durable()
+            save(ckpt, step)
             try:
                 found = running.result(30)
             except TransferError:
@@ -143,7 +153,7 @@ def test_what_goes_to_a_device_is_read_out_of_the_vaults_own_memory(
     pool = Pool(monkeypatch)
     with Checkpointer(tmp_path, serve="127.0.0.1:0", token=TOKEN, slots=2) as ckpt:
         for step in (1, 2, 3):
-            ckpt.save(step, state(step)).durable()
+            save(ckpt, step)
             found = restore([ckpt.vault_address], state(0), token=TOKEN)
             assert found.step == step
             assert is_step(found.tree, step)
@@ -173,7 +183,7 @@ def test_a_save_into_memory_that_is_being_read_does_not_wait_and_is_not_read(
             failed.append(error)
 
     with Checkpointer(tmp_path, serve="127.0.0.1:0", token=TOKEN) as ckpt:
-        ckpt.save(1, state(1)).durable()
+        save(ckpt, 1)
         reader = threading.Thread(target=restoring)
         reader.start()
         assert reading.wait(30)
@@ -182,6 +192,7 @@ def test_a_save_into_memory_that_is_being_read_does_not_wait_and_is_not_read(
         reader.join(30)
         (error,) = failed
         assert "revoked while it was read" in str(error)
+        await_offered(ckpt.vault_address, 2, "run")
         found = restore([ckpt.vault_address], state(0), token=TOKEN)
         assert is_step(found.tree, 2)
 
@@ -195,12 +206,12 @@ def test_a_vault_asks_for_the_token(tmp_path: Path) -> None:
 
 def test_a_replaced_vault_offers_too(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, serve="127.0.0.1:0", token=TOKEN) as ckpt:
-        ckpt.save(1, state(1)).durable()
-        first = ckpt.vault_address
-        assert ckpt.vault_pid is not None
-        os.kill(ckpt.vault_pid, signal.SIGKILL)
-        ckpt.save(2, state(2)).durable()
-        assert ckpt.vault_address != first
+        save(ckpt, 1)
+        first = ckpt.vault_pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        save(ckpt, 2)
+        assert ckpt.vault_pid != first
         assert is_step(restore([ckpt.vault_address], token=TOKEN).tree, 2)
 
 

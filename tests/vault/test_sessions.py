@@ -16,7 +16,7 @@ from holdfast.checkpoint import Checkpointer
 from holdfast.errors import HoldfastError
 from holdfast.vault import ServeAt, VaultWriter, restore, server
 from holdfast.vault.session import Session
-from tests.vault.nodes import await_that
+from tests.vault.nodes import await_offered, await_that
 from tests.vault.trainer import RUN, TOKEN
 
 SOON_S = 30.0
@@ -72,6 +72,7 @@ def test_nothing_is_offered_out_of_memory_that_a_living_trainer_writes(
         monkeypatch.setattr(VaultWriter, "staged", written)
         for step in (3, 4):
             ckpt.save(step, {"w": np.full(1 << 20, step, np.float32)}).durable(SOON_S)
+        await_offered(address, 4)
         found = restore([address], token=TOKEN, run=RUN)
     assert all(values == [step] for step, values in seen), seen
     assert found.step == 4

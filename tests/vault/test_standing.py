@@ -15,13 +15,13 @@ import pytest
 from holdfast import faults
 from holdfast.checkpoint import Checkpointer
 from holdfast.errors import HandshakeError, VaultError
-from holdfast.journal import BlockBad, Journal, StepSkipped, read
+from holdfast.journal import BlockBad, Journal, SaveDurable, SaveFailed, StepSkipped, follow, read
 from holdfast.vault import Hello, ServeAt, VaultWriter, restore, restore_newest
 from holdfast.vault.messages import REPLIES, MakeSlot, Welcome
-from holdfast.wire import FrameSocket
-from tests.checkpoint.children import Children, await_end, open_files
+from holdfast.wire import ConnectionLost, FrameSocket
+from tests.checkpoint.children import TIMEOUT_S, Children, await_end, open_files
 from tests.checkpoint.folder import check_clean
-from tests.vault.nodes import Agent, Node, await_that, newest
+from tests.vault.nodes import Agent, Node, await_offered, await_that, newest
 from tests.vault.trainer import RUN, SIZE, TOKEN, is_step, state
 
 pytestmark = pytest.mark.process
@@ -35,6 +35,12 @@ def node(children: Children, tmp_path: Path) -> Node:
 def checkpointer(node: Node, root: Path, **options: Any) -> Checkpointer:
     settings = {"slots": 2, "serve": "127.0.0.1:0", "run": RUN, "token": TOKEN, "rank": 0, "world": 1}
     return Checkpointer(root, writer=node.path, **{**settings, **options})
+
+
+def await_event(root: Path, *kinds: type, step: int | None = None) -> Any:
+    """The first event of these kinds in the journal, of a step if one is given; awaited."""
+    seen = (record.event for record in follow(root / "journal.jsonl", timeout_s=TIMEOUT_S))
+    return next(one for one in seen if isinstance(one, kinds) and step in (None, getattr(one, "step", None)))
 
 
 def took(node: Node, step: int, *more: Node, **options: Any) -> bool:
@@ -69,6 +75,7 @@ def test_a_trainer_killed_while_it_captures_leaves_the_state_before(node: Node, 
     steps = [line["step"] for line in trainer.rest() if line["saw"] == "staged"]
     node.await_steps(steps[-1])
     assert took(node, steps[-1])
+    await_event(root, SaveFailed, SaveDurable, step=steps[-1] + 1)  # what there was of it is gone
     check_clean(root)
 
 
@@ -84,7 +91,7 @@ def test_a_trainer_killed_once_it_is_staged_has_saved(node: Node, root: Path, hi
 
 
 def test_a_state_is_taken_while_it_is_still_written_to_disk(node: Node, root: Path) -> None:
-    node.start(**{faults.ENV: "vault.block.written:delay=1"})
+    node.start(**{faults.ENV: "vault.block.written:delay=60"})
     trainer = node.train(root, "--steps", 1, "--until", "staged")
     trainer.until("staged")
     trainer.kill()
@@ -143,6 +150,7 @@ def test_a_trainer_that_left_in_good_order_leaves_its_state_too(node: Node, root
     # A run that was set back saves an earlier step: then that is the newest state.
     with checkpointer(node, root) as ckpt:
         ckpt.save(1, state(1), overwrite=True).durable(60)
+        await_offered(node.address, 1)
         assert took(node, 1)
     node.await_steps(1)
 
@@ -318,6 +326,7 @@ def test_a_vault_that_dies_while_it_is_asked_for_memory_is_asked_again(
             asked.set()
 
     monkeypatch.setattr(VaultWriter, "_send", watched)
+    monkeypatch.setattr("holdfast.vault.client.REATTACH_S", 60.0)
     node.start()
     with checkpointer(node, root) as ckpt, ThreadPoolExecutor(1) as trainer:
         ckpt.save(1, state(1)).durable(60)  # the next one needs the second slot
@@ -330,11 +339,15 @@ def test_a_vault_that_dies_while_it_is_asked_for_memory_is_asked_again(
         node.vault.end()
         node.start()
         saving.result(60).durable(60)
+        await_offered(node.address, 2)
         assert took(node, 2)
     assert Checkpointer(root).steps() == [1, 2]
 
 
-def test_a_trainer_that_comes_while_its_vault_starts_waits_for_it(node: Node, root: Path) -> None:
+def test_a_trainer_that_comes_while_its_vault_starts_waits_for_it(
+    node: Node, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.vault.client.REATTACH_S", 60.0)
     with checkpointer(node, root) as ckpt, ThreadPoolExecutor(1) as trainer:
         saving = trainer.submit(ckpt.save, 1, state(1))
         node.start()
@@ -355,7 +368,35 @@ def test_a_trainer_goes_back_to_a_vault_that_was_gone_for_long(
             ckpt.save(2, state(2)).durable(30)
         node.start()
         ckpt.save(3, state(3)).durable(60)
+        await_offered(node.address, 3)
         assert took(node, 3)
+
+
+def test_a_save_that_goes_back_to_a_vault_does_not_end_with_those_before_it(
+    node: Node, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vault is back as soon as it is given up, and before whoever gave it up has said so."""
+    given_up, saved, replace = threading.Event(), threading.Event(), VaultWriter._replace
+
+    def watched(self: VaultWriter, lost: ConnectionLost) -> bool:
+        replaced = replace(self, lost)
+        given_up.set()
+        assert saved.wait(60)
+        return replaced
+
+    monkeypatch.setattr(VaultWriter, "_replace", watched)
+    monkeypatch.setattr("holdfast.vault.client.REATTACH_S", 0.1)
+    node.start()
+    with checkpointer(node, root) as ckpt:
+        ckpt.save(1, state(1)).durable(60)
+        assert node.vault is not None
+        node.vault.kill()
+        node.vault.end()
+        assert given_up.wait(60)
+        node.start(**{faults.ENV: "vault.part.synced:delay=1"})
+        handle = ckpt.save(2, state(2))
+        saved.set()
+        handle.durable(60)
 
 
 def test_two_vaults_do_not_share_a_socket(node: Node, children: Children) -> None:
@@ -511,7 +552,7 @@ def test_a_damaged_state_is_found_and_an_older_one_taken(node: Node, root: Path)
     trainer.end()
     node.await_steps(2)
     assert took(node, 2)
-    (bad,) = [one.event for one in read(root / "journal.jsonl") if isinstance(one.event, BlockBad)]
+    bad = await_event(root, BlockBad)
     assert bad.arrays == ("w",)
     assert "step 3" in bad.file
 
@@ -535,6 +576,7 @@ def test_what_cannot_be_had_is_passed_over_in_writing(node: Node, root: Path, tm
     node.start(**{faults.ENV: "transfer.chunk.sent:kill@1"})
     trainer = node.train(root, "--steps", 1)
     trainer.until("waiting")
+    await_offered(node.address, 1)
     events = Journal(tmp_path / "events", component="test")
     assert newest(node.address, into=state(0), timeout_s=20.0, events=events) is None
     events.close(timeout_s=5.0)

@@ -8,6 +8,8 @@ import signal
 import socket
 import stat
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
 
@@ -17,6 +19,7 @@ import pytest
 
 from holdfast import faults
 from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.saver import Saver
 from holdfast.errors import HoldfastError, VaultDiedError, VaultError
 from holdfast.vault import Hello, Outcome, Slot, VaultWriter, outcome_error
 from holdfast.vault.messages import (
@@ -103,17 +106,24 @@ def test_a_vault_that_cannot_be_ended_is_given_up() -> None:
 def test_a_vault_that_cannot_be_started_is_a_clear_error(
     call: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = open_files()
+    sockets: list[socket.socket] = []
+    pair = socket.socketpair
+
+    def noted(*args: Any) -> tuple[socket.socket, socket.socket]:
+        sockets.extend(made := pair(*args))
+        return made
 
     def refuse(*args: object, **settings: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
+    monkeypatch.setattr("holdfast.vault.client.socket.socketpair", noted)
     monkeypatch.setattr(f"holdfast.vault.client.{call}", refuse)
     ckpt = Checkpointer(root, rank=0, world=1)
     with pytest.raises(VaultDiedError, match="could not be started: Cannot allocate memory"):
         ckpt.save(1, tree(1))
     ckpt.close()
-    assert sorted(open_files()) == sorted(held)
+    assert [one.fileno() for one in sockets] == ([] if call == "socket.socketpair" else [-1, -1])
+    assert not [name for name in open_files() if name.startswith(str(root))]
 
 
 @pytest.mark.process
@@ -136,6 +146,40 @@ def test_saves_end_where_no_other_vault_can_be_started(
         with within(30.0):
             assert isinstance(ckpt.save(3, tree(3)).error, VaultDiedError)
     assert children.alive() == []
+
+
+@pytest.mark.process
+def test_a_save_that_is_given_up_is_told_while_nobody_has_to_wait_for_that(
+    root: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that drops a slot has locked the slots, which whoever is told locks too, and then asks."""
+    monkeypatch.setattr("holdfast.vault.client._MAX_LIVES", 1)
+    done = Saver.done
+    asked: list[bool] = []
+
+    def ask(lock: threading.RLock) -> bool:
+        free = lock.acquire(timeout=5.0)
+        if free:
+            lock.release()
+        return free
+
+    def told(self: Saver, seq: int, outcome: Outcome) -> None:
+        assert isinstance(self._writer, VaultWriter)
+        with ThreadPoolExecutor(1) as trainer:
+            asked.append(trainer.submit(ask, self._writer._lock).result(60))
+        done(self, seq, outcome)
+
+    with Checkpointer(root, rank=0, world=1) as ckpt:
+        ckpt.save(1, tree(1)).durable(60.0)
+        vault = ckpt.vault_pid
+        assert vault is not None
+        monkeypatch.setattr(Saver, "done", told)
+        os.kill(vault, signal.SIGSTOP)
+        handle = ckpt.save(2, tree(2))
+        os.kill(vault, signal.SIGKILL)
+        with pytest.raises(VaultDiedError, match="1 vaults died while saving step 2"):
+            handle.durable(60.0)
+    assert asked == [True]
 
 
 def test_outcomes_become_their_errors() -> None:
@@ -286,10 +330,10 @@ def test_losing_a_standing_vault_fails_saves_and_never_hangs(
     vault.kill()
     vault.end()
     for step in (2, 3, 4):
-        with within(5.0), pytest.raises(VaultError):
-            ckpt.save(step, tree(step)).durable(5.0)
-    with within(5.0):
-        ckpt.close(5.0)
+        with within(30.0), pytest.raises(VaultError):
+            ckpt.save(step, tree(step)).durable(30.0)
+    with within(30.0):
+        ckpt.close(30.0)
     assert ckpt.steps() == [1]
 
 

@@ -351,7 +351,11 @@ class Saver:
     def accepted(self, seq: int) -> None:
         with self._changed:
             found = self._under_way.get(seq)
-        if found is not None and found.handle._advance(SaveState.STAGED):
+        if found is not None:
+            self._accepted(found)
+
+    def _accepted(self, found: _Save) -> None:
+        if found.handle._advance(SaveState.STAGED):
             elapsed = time.monotonic() - found.handle.started
             self._note(journal.SaveStaged(step=found.handle.step, bytes=found.nbytes, seconds=elapsed))
 
@@ -363,7 +367,7 @@ class Saver:
             self._uncopied[f"{self._session}-{seq}"] = found.handle
         self._slots.give_back(found.slot)
         try:
-            self._ended(found.handle, outcome)
+            self._ended(found, outcome)
         finally:
             # After the handle knows why: copies that are cancelled know less of it.
             found.over.set()
@@ -385,18 +389,21 @@ class Saver:
             self._changed.notify_all()
 
     def mirrored(self, save: SaveId, state: Copy, reason: str) -> None:
+        if state == "whole":
+            # First, so that whoever waits for the copy, and then for old steps to be removed, finds it done.
+            self._on_mirrored(save.step)
         handle = self._uncopied.get(save.attempt)
         if handle is not None:
             handle._copied.tell(state, reason)
         if state != "failing":
             self._uncopied.pop(save.attempt, None)
-        if state == "whole":
-            self._on_mirrored(save.step)
 
-    def _ended(self, handle: SaveHandle, outcome: Outcome) -> None:
+    def _ended(self, found: _Save, outcome: Outcome) -> None:
+        handle = found.handle
         if not outcome.committed:
             self._fail(handle, outcome_error(outcome))
             return
+        self._accepted(found)  # a small state is sometimes committed before the word that it is staged
         # A vault writes this event itself, since it may be the only one left to do so.
         if not self._writer.survives_trainer:
             elapsed = time.monotonic() - handle.started

@@ -296,8 +296,9 @@ class Capture:
                 return
             for copy in self._plan.blocks[block]:
                 self._copy(copy)
-            self._finished(block)
+            # Before the block is told: who dies here has not told all of them, whatever the other threads do.
             faults.site("trainer.stage.block")
+            self._finished(block)
 
     def _copy(self, copy: StagedCopy) -> None:
         memory = copy.adapter.memory(self._leaves[copy.leaf], copy.ordinal)

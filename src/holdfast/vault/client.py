@@ -195,7 +195,6 @@ class VaultWriter:
                 if self._abandoned or (self._closing and not self._pending):
                     return
                 if not self._replace(lost):
-                    self._fail_all()
                     return
                 continue
             match reply:
@@ -234,6 +233,14 @@ class VaultWriter:
 
     def _replace(self, lost: ConnectionLost) -> bool:
         """Start another vault and give it everything that is not over; False if that failed."""
+        replaced, over = self._replaced(lost)
+        # Not under the lock: a trainer that drops a slot has locked the slots, and waits for this lock.
+        for seq, outcome in over.items():
+            self._events.done(seq, outcome)
+        return replaced
+
+    def _replaced(self, lost: ConnectionLost) -> tuple[bool, dict[int, Outcome]]:
+        """As `_replace`, and the saves that end with this vault, of which nobody has been told."""
         pid = self.pid
         with self._lock:
             self._frames.close()
@@ -243,16 +250,16 @@ class VaultWriter:
             try:
                 self._frames = self._reconnect()
             except VaultError as error:
-                self._broken = error
                 log.error("no vault could be reached: %s", error.message)
-                return False
+                return False, self._give_up(error)
+            over = self._worn_out()
             # One that dies while it is handed the work is found dead at the next receive.
             with contextlib.suppress(ConnectionLost):
                 self._hand_over()
             self._note(journal.VaultReplaced(old_pid=pid or 0, pid=self.pid or 0))
             # Under the lock: whoever asks the new vault is not to take this for its answer.
             self._answer("Refused", Refused(_DIED, "the vault died meanwhile", None), [])
-        return True
+        return True, over
 
     def _reconnect(self) -> FrameSocket[Reply]:
         """A vault's connection. A standing one may be about to start, or dying: it lets in and breaks off."""
@@ -266,8 +273,6 @@ class VaultWriter:
 
     def _hand_over(self) -> None:
         """Give a new vault the slots, the recipes and every save that is not over."""
-        for pending in list(self._pending.values()):
-            self._count_life(pending)
         for number, slot in self._slots.items():
             self._frames.send(AdoptSlot(number, slot.size), (slot.fd,))
         for recipe in self._recipes.values():
@@ -282,14 +287,17 @@ class VaultWriter:
         if self._closing:
             self._frames.send(Bye(self._drain))
 
-    def _count_life(self, pending: _Pending) -> None:
-        pending.lives += 1
-        if pending.lives >= _MAX_LIVES:
-            seq = pending.order.seq
-            del self._pending[seq]
-            message = f"{pending.lives} vaults died while saving step {pending.order.save.step}"
-            hint = "is the host short of memory? the journal says how each of them ended"
-            self._events.done(seq, Outcome(kind="VaultDiedError", message=message, hint=hint))
+    def _worn_out(self) -> dict[int, Outcome]:
+        """Take out the saves that no further vault is to die of."""
+        over = {}
+        for seq, pending in list(self._pending.items()):
+            pending.lives += 1
+            if pending.lives >= _MAX_LIVES:
+                del self._pending[seq]
+                message = f"{pending.lives} vaults died while saving step {pending.order.save.step}"
+                hint = "is the host short of memory? the journal says how each of them ended"
+                over[seq] = Outcome(kind=_DIED, message=message, hint=hint)
+        return over
 
     def _give_again(self, pending: _Pending) -> None:
         seq = pending.order.seq
@@ -300,15 +308,13 @@ class VaultWriter:
         if pending.aborted is not None:
             self._frames.send(Abort(seq, pending.aborted))
 
-    def _fail_all(self) -> None:
-        error = self._broken or VaultDiedError("the vault is gone")
-        outcome = Outcome(kind=type(error).__name__, message=error.message, hint=error.hint)
-        with self._lock:
-            pending, self._pending = self._pending, {}
-            self._broken = error
-        for seq in pending:
-            self._events.done(seq, outcome)
+    def _give_up(self, error: VaultError) -> dict[int, Outcome]:
+        """Take out all saves, under the lock: what begins after this goes to a vault that is back."""
+        self._broken = error
         self._answer("Refused", Refused(type(error).__name__, error.message, error.hint), [])
+        pending, self._pending = self._pending, {}
+        outcome = Outcome(kind=type(error).__name__, message=error.message, hint=error.hint)
+        return dict.fromkeys(pending, outcome)
 
     def _reap(self, timeout_s: float) -> str | None:
         """How the vault process ended, after making sure that it did."""
