@@ -281,7 +281,7 @@ class Log:
             self._files.close(fd)
             return
         data = bytearray(SEGMENT_HEAD)
-        self._files.read_at(fd, [data], 0)
+        self._files.read_at(fd, data, 0)
         head = SegmentHead.decode(data)
         assert head is not None
         self._segment = _Segment(path, fd, head.first, head.before, end, named=True)
