@@ -70,6 +70,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "flatten",
         "flatten_tree",
         "join",
+        "landed",
         "match",
         "move",
         "plan",

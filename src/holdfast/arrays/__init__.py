@@ -20,6 +20,7 @@ from holdfast.arrays.protocols import (
     Sink,
     Stager,
     adapters,
+    landed,
 )
 from holdfast.arrays.scalars import decode_scalar, encode_scalar
 from holdfast.arrays.strided import Move, coalesce, move
@@ -69,6 +70,7 @@ __all__ = [
     "flatten",
     "flatten_tree",
     "join",
+    "landed",
     "match",
     "move",
     "plan",

@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -181,6 +182,22 @@ class Landing(Protocol):
     def close(self) -> None:
         """Return once all arrays have arrived; then the memory is given back. Fails: what one failed with."""
         ...
+
+
+@contextmanager
+def landed(landings: Iterable[Landing | None]) -> Iterator[None]:
+    """Close landings at the end of a block, all of them. The first error is the one that is told."""
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        with ExitStack() as closing:
+            if failed:
+                closing.enter_context(suppress(Exception))
+            for landing in landings:
+                if landing is not None:
+                    closing.callback(landing.close)
 
 
 class Adapter(Source, Protocol):

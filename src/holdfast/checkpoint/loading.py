@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, final
 
@@ -31,6 +31,7 @@ from holdfast.arrays import (
     Template,
     Wanted,
     decode_scalar,
+    landed,
     move,
     plan,
 )
@@ -210,20 +211,15 @@ class StepLoad:
             for one in self._wanted:
                 if one.sink is not None:
                     sinks.setdefault(id(one.adapter), (one.adapter, []))[1].append(one.sink)
-        with ExitStack() as closed:
+        with landed(self._landings.values()):
             for key, (adapter, some) in sinks.items():
-                landing = adapter.landing(some)
-                if landing is not None:
+                if (landing := adapter.landing(some)) is not None:
                     self._landings[key] = landing
-                    closed.callback(landing.close)
             try:
                 yield
             except BaseException:
                 for destination in (box for boxes in destinations.values() for box in boxes.values()):
                     destination.data = _NOTHING  # the error may be held for long
-                for landing in self._landings.values():
-                    with suppress(Exception):  # the first error is the one that is told
-                        landing.close()
                 raise
 
     def _allocate(self, destinations: Mapping[str, Mapping[int, Destination]]) -> None:

@@ -152,11 +152,10 @@ def _within(offset: int, last: int) -> bool:
 
 @final
 class Intake:
-    """Copies what was lent and makes the arrays of a plan of it. Closed by its context, whatever happened."""
+    """Copies what was lent and makes the arrays of a plan of it. Its threads end with its context."""
 
     def __init__(self, plan: TransferPlan, landings: Sequence[Landing | None], sources: list[Source]) -> None:
         self._sources = sources
-        self._landings = landings
         self._arrays: list[_Array] = []
         self._boxes: list[_Box] = []
         for (adapter, at, sinks), landing in zip(plan.batches, landings, strict=True):
@@ -284,16 +283,10 @@ class Intake:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        with contextlib.ExitStack() as closing:
-            if error is not None:
-                closing.enter_context(contextlib.suppress(Exception))  # the first error stands
-            for landing in self._landings:
-                if landing is not None:
-                    closing.callback(landing.close)
-            with self._lock:
-                self._stop = True
-                self._spans.clear()
-                self._lock.notify_all()
-                if not self._lock.wait_for(lambda: self._running <= 0, _STUCK_S):
-                    raise TransferError(f"threads that copy did not end within {_STUCK_S:g} s") from error
-            self._sources.clear()  # arrays and boxes refer to each other, and must not keep what was lent
+        with self._lock:
+            self._stop = True
+            self._spans.clear()
+            self._lock.notify_all()
+            if not self._lock.wait_for(lambda: self._running <= 0, _STUCK_S):
+                raise TransferError(f"threads that copy did not end within {_STUCK_S:g} s") from error
+        self._sources.clear()  # arrays and boxes refer to each other, and must not keep what was lent

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 from holdfast import faults
-from holdfast.arrays import Placement, decode_scalar
+from holdfast.arrays import Placement, decode_scalar, landed
 from holdfast.errors import (
     HoldfastError,
     MismatchError,
@@ -167,7 +167,8 @@ class Drive:
                 sources.append(Source(tie.route, tie.manifest, loan, memory))
                 del memory
             leaves = self._leaves([loan.scalars for loan in loans])
-            with Intake(plan, landings(plan.batches), sources) as self._intake:
+            into = landings(plan.batches)
+            with landed(into), Intake(plan, into, sources) as self._intake:
                 faults.site("transfer.run")
                 self._intake.run(plan, leaves, self._deadline)
                 faults.site("transfer.borrowed")

@@ -27,7 +27,7 @@ from holdfast.supervise.verdicts import Verdicts
 from holdfast.testing.supervision import Failure, simulate
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-SEEDS = 300
+SEEDS = 1500
 """A planted bug must show within so many seeds; most show within ten."""
 
 

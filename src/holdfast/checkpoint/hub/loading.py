@@ -35,6 +35,7 @@ from holdfast.arrays import (
     Plan,
     adapters,
     join,
+    landed,
     plan,
     unflatten,
 )
@@ -210,15 +211,8 @@ class HubLoad:
         self._landings = {key: adapter.landing(some) for key, (adapter, some) in sinks.items()}
         if any(one is not None for one in self._landings.values()):
             self._window = min(self._window, LANDED)
-        failed = True
-        try:
+        with landed(self._landings.values()):
             yield
-            failed = False
-        finally:
-            for landing in self._landings.values():
-                if landing is not None:
-                    with suppress(*((Exception,) if failed else ())):  # the first error is the one told
-                        landing.close()
 
     def _plan(self) -> Plan:
         """Which part of which cell goes into which box; dtypes are those that are wanted on both sides."""
