@@ -29,6 +29,16 @@ def test_seeds(first: int) -> None:
     assert not failed, "\n".join(failed) + "\nreplay: python -m holdfast.testing.supervision --seed N"
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        4932,  # one worker's wait for the end ran out, the other's did not
+    ],
+)
+def test_seeds_that_failed_once(seed: int) -> None:
+    simulate(seed)
+
+
 def test_a_seed_decides_everything() -> None:
     first = simulate(17, tracing=True, keep_trace=True)
     assert first == simulate(17, tracing=True, keep_trace=True)
