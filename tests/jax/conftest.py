@@ -1,4 +1,4 @@
-"""What the tests of staging share: a stager with a driver that minds the rules."""
+"""What the tests of staging and landing share: a stager whose driver minds the rules, and landings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.jax.landing import JaxLanding, RuntimePins
 from holdfast.jax.staging import DeviceStager, install
 from holdfast.testing.cuda import FakeDriver
+from tests.jax.landings import FakeRuntime, Landed, cpu
 
 
 @pytest.fixture
@@ -30,3 +32,31 @@ def use() -> Iterator[Callable[..., DeviceStager]]:
         driver.gate.set()
         stager.close()
         assert not driver.broken
+
+
+@pytest.fixture
+def runtime() -> FakeRuntime:
+    return FakeRuntime()
+
+
+@pytest.fixture
+def land(runtime: FakeRuntime) -> Iterator[Callable[..., JaxLanding]]:
+    """Makes landings with pins of their own; all have given everything back at the end of the test."""
+    pins = RuntimePins(lambda _device: runtime)
+    made: list[JaxLanding] = []
+
+    def landing(nbytes: int) -> JaxLanding:
+        made.append(JaxLanding(cpu(), pins=pins, nbytes=nbytes))
+        return made[-1]
+
+    yield landing
+    for one in made:
+        one.close()
+        assert one.nbytes == 0
+    assert not runtime.mapped
+    assert pins.pinned == 0
+
+
+@pytest.fixture
+def landed(monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime) -> Landed:
+    return Landed(monkeypatch, runtime)
