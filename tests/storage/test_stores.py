@@ -1,10 +1,15 @@
-"""What every Store promises, against a folder, memory, and an S3 store."""
+"""What every Store promises, against a folder, memory, an S3 store, and one of yours.
+
+HOLDFAST_TEST_STORE=az://container/folder pytest tests/storage/test_stores.py
+"""
 
 from __future__ import annotations
 
 import mmap
+import os
 import sys
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,11 +22,16 @@ from holdfast.testing import AgreementConformance
 from tests.storage.objects import FaultyStore
 
 BLOCK = 8 << 20
+YOURS = "HOLDFAST_TEST_STORE"
 
 
-@pytest.fixture(params=["folder", "memory", "s3"])
+@pytest.fixture(params=["folder", "memory", "s3", "yours"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "folder":
+    if request.param == "yours":
+        if YOURS not in os.environ:
+            pytest.skip(f"{YOURS} names no store, as az://bucket/folder would")
+        made = opened(f"{os.environ[YOURS]}/{uuid.uuid4().hex}")
+    elif request.param == "folder":
         made = opened(tmp_path / "root")
     elif request.param == "memory":
         made = opened(f"memory://{tmp_path.name}-{id(tmp_path)}")
