@@ -215,7 +215,7 @@ def test_the_vault_dies_at_every_other_save(site: str, tmp_path: Path, undisturb
 
 @pytest.mark.parametrize("phase", ["step", *(pytest.param(one, marks=full) for one in ("compile", "save"))])
 def test_the_only_node_is_preempted(phase: str, tmp_path: Path, undisturbed: Digests) -> None:
-    # Whoever did it waits until the run knows; alone the others get nowhere. One that compiles is ended at once.
+    # Whoever did it waits until the run knows: alone the others get nowhere. One that compiles is ended.
     held = () if phase == "compile" else (befalls(phase, "hold", after=0),)
     scene = Scene(tmp_path, (befalls(phase, "term", "agent"), *held))
     # It has the coordinator: all save and stop, and the same command goes on.
