@@ -135,7 +135,7 @@ def check_history(folder: Path, children: Children, seed: int, seconds: float) -
         # How long a process takes to start, and to come back, is up to the machine.
         run.await_meetings(1)
         told = disturbed(run, rng, seconds)
-        run.await_meetings(int(20 * seconds))
+        run.await_meetings(40)
         run.over.touch()
         for child in run.processes:
             assert child.end(60.0) in (0, -signal.SIGKILL), child.errors()

@@ -258,13 +258,13 @@ def linearize(
                 state, taken = after, taken | entry.bit
                 left -= entry.end is not None
                 _lift(entry)
-                if len(path) > len(best):
-                    best = [one.done for one, _ in path if one.done is not None]
                 entry = head.next
             else:
                 entry = entry.next
             continue
         # The end of an operation that is not in the order yet: it should have come earlier.
+        if len(path) > len(best):
+            best = [one.done for one, _ in path if one.done is not None]
         if not path:
             return Verdict(_account(history, best), len(seen))
         entry, state = path.pop()
