@@ -129,13 +129,13 @@ class Watch:
 
     def look(self, reading: Reading, facts: Facts, now: float) -> Verdict | None:
         """Whether the worker hangs."""
-        parked = reading.phase == _PARKED and self._seated_at is not None
-        since = self._seated_at if parked and self._seated_at is not None else _idle_since(reading)
+        seated_at = self._seated_at if reading.phase == _PARKED else None
+        since = _idle_since(reading) if seated_at is None else seated_at
         if since != self._since:
             self._since, self._unseen_s = since, 0.0
         self._unseen_s += self._newly_unseen_s
         self._newly_unseen_s = 0.0
-        if parked:
+        if seated_at is not None:
             return self._stopped(facts, now) or self._deaf(now)
         return self._stopped(facts, now) or self._hung(reading, now) or self._stalled(reading, facts, now)
 

@@ -244,7 +244,8 @@ def linearize(
     left = sum(1 for done in history if done.returned < math.inf)
     taken, seen = 0, set[tuple[int, State]]()
     path: list[tuple[_Entry, State]] = []
-    best: list[Operation] = []
+    order: _Order | None = None
+    longest: tuple[int, _Order | None] = (0, None)
     entry = head.next
     while left:
         if entry is not None and entry.done is not None:
@@ -255,6 +256,9 @@ def linearize(
                 if len(seen) > max_states:
                     return Verdict(f"undecided after {max_states} states", len(seen))
                 path.append((entry, state))
+                order = (entry.done, order)
+                if len(path) > longest[0]:
+                    longest = (len(path), order)
                 state, taken = after, taken | entry.bit
                 left -= entry.end is not None
                 _lift(entry)
@@ -263,16 +267,27 @@ def linearize(
                 entry = entry.next
             continue
         # The end of an operation that is not in the order yet: it should have come earlier.
-        if len(path) > len(best):
-            best = [one.done for one, _ in path if one.done is not None]
-        if not path:
-            return Verdict(_account(history, best), len(seen))
+        if order is None:
+            return Verdict(_account(history, _listed(longest[1])), len(seen))
         entry, state = path.pop()
+        order = order[1]
         taken &= ~entry.bit
         left += entry.end is not None
         _unlift(entry)
         entry = entry.next
     return Verdict("", len(seen))
+
+
+_Order = tuple[Operation, "_Order | None"]
+"""An order of operations, the last one first. What is tried behind it shares it: none is ever copied."""
+
+
+def _listed(order: _Order | None) -> list[Operation]:
+    found: list[Operation] = []
+    while order is not None:
+        found.append(order[0])
+        order = order[1]
+    return found[::-1]
 
 
 def _entries(history: Sequence[Operation]) -> _Entry:
