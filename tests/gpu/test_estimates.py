@@ -27,5 +27,6 @@ pytestmark = pytest.mark.gpu
 )
 def test_bytes_are_near_what_xla_says(gpu: jax.Device, settings: tuple[str, ...]) -> None:
     for one in findings(resolve("recipes.dense_1b", settings)):
-        print(f"{one.program}: FLOPs {one.flops_error:+.1%}, bytes {one.xla_bytes:,} {one.bytes_error:+.1%}")
+        print(f"{one.program}: bytes {one.xla_bytes:,} {one.bytes_error:+.1%}")
+        assert one.flops_error is None
         assert abs(one.bytes_error) < 0.1

@@ -69,10 +69,12 @@ def compiled(configs: list[tuple[str, str]], timeout_s: float) -> list[list[Find
 def wrong(configs: list[tuple[str, str]], found: list[list[Finding]], *, memory: bool = True) -> list[str]:
     assert len(found) == len(configs)
     return [
-        f"{recipe} {settings}: {one.program} FLOPs {one.flops_error:+.1%}, bytes {one.bytes_error:+.1%}"
+        f"{recipe} {settings}: {one.program} FLOPs {one.flops_error}, bytes {one.bytes_error:+.1%}"
         for (recipe, settings), findings in zip(configs, found, strict=True)
         for one in findings
-        if abs(one.flops_error) > TOLERANCE or (memory and abs(one.bytes_error) > TOLERANCE)
+        if one.flops_error is None
+        or abs(one.flops_error) > TOLERANCE
+        or (memory and abs(one.bytes_error) > TOLERANCE)
     ]
 
 

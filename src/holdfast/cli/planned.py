@@ -144,9 +144,9 @@ def _compiler(findings: list[Finding], why: str) -> None:
         (
             one.program,
             f"{one.samples:,}",
-            short_count(one.xla_flops),
+            "not counted" if one.xla_flops is None else short_count(one.xla_flops),
             short_count(one.flops),
-            f"{one.flops_error:+.1%}",
+            "" if one.flops_error is None else f"{one.flops_error:+.1%}",
             size(one.xla_bytes),
             size(one.bytes),
             f"{one.bytes_error:+.1%}",

@@ -39,16 +39,17 @@ class Finding:
     program: str
     samples: int
     """In the microbatch that it is compiled for."""
-    xla_flops: float
+    xla_flops: float | None
+    """None on a GPU: XLA does not count what it hands to libraries, and those are nearly all."""
     flops: float
     xla_bytes: int
     """Arguments, results that are no argument's memory, and everything in between."""
     bytes: int
 
     @property
-    def flops_error(self) -> float:
-        """How far our count is from XLA's, as a share of it."""
-        return _error(self.flops, self.xla_flops)
+    def flops_error(self) -> float | None:
+        """How far our count is from XLA's, as a share of it; None if it has none."""
+        return None if self.xla_flops is None else _error(self.flops, self.xla_flops)
 
     @property
     def bytes_error(self) -> float:
@@ -97,7 +98,7 @@ def _finding(
     return Finding(
         program=name,
         samples=samples,
-        xla_flops=float(cost.get("flops", 0.0)),
+        xla_flops=None if platform in ("gpu", "cuda") else float(cost.get("flops", 0.0)),
         flops=executed_flops(config, name, samples, platform),
         xla_bytes=held + memory.temp_size_in_bytes,
         bytes=program_bytes(config, name, samples, platform),

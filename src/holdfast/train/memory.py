@@ -65,8 +65,11 @@ class _Habits:
     """Copies of the scores of an attention block at a time."""
     mlp: float
     """Copies of the width of an MLP block at a time."""
-    table: float
-    """Copies of the gradient of a tied embedding."""
+    table: tuple[float, float]
+    """Copies of the output projection's gradient beside the logits; where it is the embedding's too."""
+    first: tuple[bool, bool]
+    """Whether gradients lie beside activations, of unrolled and of scanned layers; if not, each takes the
+    place of those it is made of."""
     more: tuple[float, float]
     """Copies of the gradients beside those that they are added to, of unrolled and of scanned layers."""
     change: tuple[float, float, float]
@@ -83,9 +86,10 @@ _ACCELERATOR: Final = _Habits(
     logits=2.0,
     attention=3.0,
     mlp=3.0,
-    table=1.0,
+    table=(1.0, 1.0),
+    first=(False, True),
     more=(0.0, 1.0),
-    change=(1.0, 1.0, 1.0),
+    change=(0.0, 0.0, 0.0),
     fused=(1.0, 1.0),
 )
 _CPU: Final = _Habits(
@@ -96,7 +100,8 @@ _CPU: Final = _Habits(
     logits=1.75,
     attention=2.25,
     mlp=3.5,
-    table=2.0,
+    table=(0.0, 2.0),
+    first=(True, True),
     more=(0.3, 1.0),
     change=(1.8, 1.4, 0.85),
     fused=(1.35, 1.15),
@@ -136,8 +141,12 @@ def program_bytes(config: TrainConfig, program: str, samples: int, platform: str
         # Weights are let go before parameters change.
         more = habits.fused[_shared(config.mesh) == 2]
         return round(at_rest + batch + more * computed + max(casts, change))
-    added = habits.more[config.model.layers == "scanned"] * sums if program == "more" else 0.0
-    return round(_params(config, found) + sums + added + batch + computed + casts)
+    scanned = config.model.layers == "scanned"
+    held_once = _params(config, found) + batch
+    if program == "first" and not habits.first[scanned]:
+        return round(held_once + casts + max(sums, computed))
+    added = habits.more[scanned] * sums if program == "more" else 0.0
+    return round(held_once + sums + added + computed + casts)
 
 
 def activations(config: TrainConfig, samples: int, platform: str) -> tuple[int, int]:
@@ -163,7 +172,7 @@ def activations(config: TrainConfig, samples: int, platform: str) -> tuple[int, 
     if again:
         inside += attention + mlp + _FLOAT * pairs * (2 if model.layers == "scanned" else 1)
     workspace = max(habits.logits * width * model.vocab_size / mesh.tensor * share, inside)
-    table = habits.table * _FLOAT * model.vocab_size * model.hidden / mesh.tensor if model.tied else 0.0
+    table = habits.table[model.tied] * _FLOAT * model.vocab_size * model.hidden / mesh.tensor
     return round(tokens * kept), round(tokens * workspace + table)
 
 

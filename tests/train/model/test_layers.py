@@ -18,7 +18,7 @@ from holdfast.train.model.embedding import embed, row_sums
 from holdfast.train.model.layer import Scope
 from holdfast.train.model.mlp import swiglu
 from holdfast.train.model.norm import rms_norm
-from holdfast.train.model.projection import Projection
+from holdfast.train.model.projection import Cut, Projection
 from holdfast.train.model.rope import frequencies, turned, turns
 from holdfast.train.placement import NOWHERE
 from tests.train.model import reference
@@ -136,6 +136,31 @@ def test_projection(recompute: bool) -> None:
         return np.concatenate([inner @ a, inner @ b.reshape(len(b), -1)], -1)
 
     check(ours, theirs, drawn(2, 3, 5), drawn(2, 3, 5, seed=4), drawn(5, 4), drawn(5, 2, 3))
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_weight_that_is_cut_has_a_product_for_each_part(recompute: bool) -> None:
+    outputs = (("batch", None, None, None),) * 4
+    one = Projection(
+        NOWHERE,
+        ("batch", "sequence", None),
+        ((None, None, None),) * 2,
+        outputs,
+        swiglu,
+        recompute,
+        cut=Cut(1, (3, 1)),
+    )
+
+    def ours(x: jax.Array, y: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        parts = one(x, [a, b], [a, b], y)
+        assert [part.shape[2] for part in parts] == [3, 1, 3, 1]
+        return jnp.concatenate(parts, 2)
+
+    def theirs(x: Numpy, y: Numpy, a: Numpy, b: Numpy) -> Numpy:
+        both = np.concatenate([a, b], 1)
+        return np.tensordot(reference.swiglu(x, y), both, (2, 0))
+
+    check(ours, theirs, drawn(2, 3, 5), drawn(2, 3, 5, seed=4), drawn(5, 4, 2), drawn(5, 4, 2, seed=6))
 
 
 def test_a_weights_gradient_is_float32_and_not_rounded() -> None:

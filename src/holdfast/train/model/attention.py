@@ -7,16 +7,16 @@ from functools import partial
 from typing import Literal
 
 import jax
-from jax import Array
+from jax import Array, lax
 
 from holdfast.train.model.config import ModelConfig
 from holdfast.train.model.layer import STREAM, Scope, Shapes, normal, ones, zeros
-from holdfast.train.model.projection import Projection
+from holdfast.train.model.projection import Cut, Projection
 from holdfast.train.model.rope import turned
 
 QKV = ("embed", "kv_heads", None, "head_dim")
-"""For each key/value head its query heads, the key and the value side by side: one product makes all of them,
-one sums their gradients, and the tensor axis splits whole groups."""
+"""For each key/value head its query heads, the key and the value side by side: one array to gather and to sum
+gradients of, and the tensor axis splits whole groups."""
 OUT = ("heads", "head_dim", "embed")
 Q_HEADS = ("batch", None, "heads", "head_dim")
 KV_HEADS = ("batch", None, "kv_heads", "head_dim")
@@ -42,13 +42,22 @@ def shapes(config: ModelConfig) -> Shapes:
 def apply(scope: Scope, weights: Mapping[str, Array], cast: Mapping[str, Array], x: Array) -> Array:
     """What the block adds to the residual stream `x`."""
     config, place = scope.config, scope.place
-    outputs = ("batch", None, *QKV[1:])
-    project = Projection(place, STREAM, (QKV,), (outputs,), scope.norm, scope.recomputes, scope.rounded)
-    (qkv,) = project(x, [weights["qkv"]], [cast["qkv"]], weights["norm"])
+    queries = weights["qkv"].shape[2] - 2
+    # A product for each: to take a joint result apart, and to join what its gradient is made of, costs more.
+    project = Projection(
+        place,
+        STREAM,
+        (QKV,),
+        (("batch", None, *QKV[1:]),) * 3,
+        scope.norm,
+        scope.recomputes,
+        scope.rounded,
+        Cut(2, (queries, 1, 1)),
+    )
+    q, k, v = project(x, [weights["qkv"]], [cast["qkv"]], weights["norm"])
     if config.qkv_bias:
-        qkv = qkv + weights["qkv_bias"].astype(qkv.dtype)
-    # Split, not sliced: gradients of slices are padded and added, at three times the price of joining them.
-    q, k, v = jax.lax.split(qkv, (qkv.shape[-2] - 2, 1, 1), axis=qkv.ndim - 2)
+        bias = lax.split(weights["qkv_bias"].astype(q.dtype), (queries, 1, 1), axis=1)
+        q, k, v = (one + its for one, its in zip((q, k, v), bias, strict=True))
     q = place(q.reshape(*x.shape[:2], config.num_heads, config.head_size), *Q_HEADS)
     k, v = place(k.squeeze(-2), *KV_HEADS), place(v.squeeze(-2), *KV_HEADS)
     if config.qk_norm:

@@ -23,6 +23,8 @@ from holdfast.train.placement import NOWHERE, Place
 KINDS: Mapping[str, Kind] = {ATTENTION: attention, MLP: mlp}
 """What builds the layer of each symbol."""
 
+_barrier: Any = jax.lax.optimization_barrier
+
 Params = dict[str, Any]
 """Arrays in nested dicts: `embed`, `layers` by number, `norm`, and `head` unless it is tied."""
 
@@ -149,7 +151,10 @@ class Decoder:
         kind = KINDS[symbol]
 
         def block(weights: Params, cast: Mapping[str, Array], x: Array) -> Array:
-            return scope.place(x + kind.apply(scope, weights, cast, x), *STREAM)
+            # On a GPU the product would add into a copy of `x`, which is needed later; it is cheaper to add
+            # where the next norm reads both. The barrier keeps the two apart.
+            added = _barrier(kind.apply(scope, weights, cast, x))
+            return scope.place(x + added, *STREAM)
 
         return jax.checkpoint(block) if self.config.remat == "full" else block
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from itertools import islice
+from typing import Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
@@ -31,23 +32,35 @@ Arrays = tuple[Array, ...]
 _barrier: Any = lax.optimization_barrier
 
 
+class Cut(NamedTuple):
+    """Where a weight is cut for its products."""
+
+    dim: int
+    sizes: tuple[int, ...]
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """`before(x) @ weight` for each of several weights, over the dims of `x` after batch and sequence."""
+    """`before(x) @ weight` for each of several weights, over the dims of `x` after batch and sequence.
+
+    A weight that is cut has a product for each part, but is gathered, and its gradient summed, as one.
+    """
 
     place: Place
     inputs: Logical
     """Logical dims of what is multiplied, where it rests; `sequence` is gathered for the product."""
     weights: tuple[Logical, ...]
     outputs: tuple[Logical, ...]
-    """Logical dims of each result, where it rests."""
+    """Logical dims of each result, where it rests; those of a weight's parts follow each other."""
     before: Callable[..., Array] | None = None
     """Applied first: `before(x, *extra)`."""
     recompute: bool = True
     """Whether the result of `before` is computed again in the backward pass, or kept."""
     rounded: bool = False
     """Whether the gradients of the weights are products in the compute dtype, as autodiff would make them."""
+    cut: Cut | None = None
+    """How each weight is cut; None: it is not."""
 
     def __call__(self, x: Array, weights: Sequence[Array], cast: Sequence[Array], *extra: Array) -> Arrays:
         """The products. `cast` are the weights in the compute dtype (see `cast_weight`)."""
@@ -56,6 +69,14 @@ class Projection:
     def applied(self, x: Array, extra: Arrays) -> Array:
         """What is multiplied, where it rests."""
         return x if self.before is None else self.before(x, *extra)
+
+    def parts(self, weight: Array) -> Sequence[Array]:
+        """What there is a product for each of."""
+        return [weight] if self.cut is None else lax.split(weight, self.cut.sizes, axis=self.cut.dim)
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        """The weight that has these parts."""
+        return parts[0] if self.cut is None else lax.concatenate(parts, self.cut.dim)
 
 
 def cast_weight(weight: Array, dtype: str) -> Array:
@@ -80,9 +101,10 @@ def _products(one: Projection, applied: Array, cast: Arrays) -> Arrays:
     place = one.place
     left = place(applied, *_whole(one.inputs))
     dims = ((_dims(2, left.ndim), _dims(0, left.ndim - 2)), ((), ()))
+    weights = (place(right, *logical) for right, logical in zip(cast, one.weights, strict=True))
+    parts = [part for weight in weights for part in one.parts(weight)]
     return tuple(
-        place(lax.dot_general(left, place(right, *logical), dims), *out)
-        for right, logical, out in zip(cast, one.weights, one.outputs, strict=True)
+        place(lax.dot_general(left, part, dims), *out) for part, out in zip(parts, one.outputs, strict=True)
     )
 
 
@@ -119,18 +141,22 @@ def _backward(
     left = place(applied if kept is None else kept, *_whole(one.inputs))
     of_applied: Array | None = None
     of_weights = []
-    for grad, weight, right, logical, out in zip(grads, weights, cast, one.weights, one.outputs, strict=True):
-        grad = place(grad, *_whole(out))
-        dims = ((_dims(2, grad.ndim), _dims(left.ndim - 2, weight.ndim)), ((), ()))
-        part = lax.dot_general(grad, place(right, *logical), dims)
-        of_applied = part if of_applied is None else of_applied + part
-        of_weight = lax.dot_general(
-            left,
-            grad,
-            (((0, 1), (0, 1)), ((), ())),
-            preferred_element_type=None if one.rounded else wide(weight.dtype),
-        )
-        of_weights.append(place.grad(of_weight.astype(weight.dtype), *logical))
+    coming = iter(zip(grads, one.outputs, strict=True))
+    for weight, right, logical in zip(weights, cast, one.weights, strict=True):
+        parts, of_parts = one.parts(place(right, *logical)), []
+        for part, (grad, out) in zip(parts, islice(coming, len(parts)), strict=True):
+            grad = place(grad, *_whole(out))
+            dims = ((_dims(2, grad.ndim), _dims(left.ndim - 2, weight.ndim)), ((), ()))
+            of_left = lax.dot_general(grad, part, dims)
+            of_applied = of_left if of_applied is None else of_applied + of_left
+            of_part = lax.dot_general(
+                left,
+                grad,
+                (((0, 1), (0, 1)), ((), ())),
+                preferred_element_type=None if one.rounded else wide(weight.dtype),
+            )
+            of_parts.append(of_part)
+        of_weights.append(place.grad(one.joined(of_parts).astype(weight.dtype), *logical))
     assert of_applied is not None
     of_x, of_extra = pull(place(of_applied.astype(applied.dtype), *one.inputs))
     return of_x, tuple(of_weights), (None,) * len(cast), of_extra
