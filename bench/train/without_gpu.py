@@ -41,10 +41,8 @@ device_description_str: "NVIDIA H200"
 def described(num_devices: int) -> list[Any]:
     """H200s that are not here."""
     importlib.import_module("jax_plugins.xla_cuda12").initialize()
-    described: Any = topologies.get_topology_desc(
-        "", "cuda", target_config=H200, topology=f"1x1x{num_devices}"
-    )
-    return list(described.devices)
+    found: Any = topologies.get_topology_desc("", "cuda", target_config=H200, topology=f"1x1x{num_devices}")
+    return list(found.devices)
 
 
 def pretend(devices: list[Any]) -> None:

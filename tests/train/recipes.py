@@ -23,6 +23,14 @@ SETTINGS: Final = {
     "tiny": ("samples=48", "batch.schedule=8", "batch.lanes=4", "batch.micro=1"),
     "small": ("samples=56", "batch.schedule=0:4 16:8", "batch.lanes=4", "batch.micro=1", "rate.wsd_decay=16"),
     "one_world": ("samples=48", "batch.schedule=8"),
+    "dense_1b": (
+        "samples=48",
+        "batch.schedule=8",
+        "batch.lanes=4",
+        "batch.micro=1",
+        "model.num_heads=4",
+        "model.vocab_size=320",
+    ),
 }
 
 

@@ -219,6 +219,8 @@ def ends(hlo: str) -> tuple[str, str]:
 
 WHOLE, SHARE = "f32[32,40]", "f32[8,40]"
 """The gate and up projections, and a quarter of one."""
+QKV = "f32[32,4,4,4]"
+"""What queries, keys and values are made by."""
 
 
 def compiled(which: str, zero: int) -> str:
@@ -257,8 +259,9 @@ def test_zero_3_gathers_each_weight_before_each_use_and_never_after_the_update()
     assert WHOLE not in inputs
     assert WHOLE not in outputs
     assert inputs.count(SHARE) == outputs.count(SHARE) == 6
-    # Gate and up, in the forward and in the backward pass.
+    # Gate and up, in the forward and in the backward pass; queries, keys and values are gathered as one.
     assert gathered(hlo, WHOLE) == 4
+    assert gathered(hlo, QKV) == 2
 
 
 def test_sequence_parallelism_gathers_the_stream_where_it_is_multiplied() -> None:

@@ -12,7 +12,7 @@ import pytest
 from holdfast.recipes import resolve
 from holdfast.train.config import TrainConfig
 from holdfast.train.devices import TABLE, Device, here, known_names, lookup
-from holdfast.train.memory import memory
+from holdfast.train.memory import memory, program_bytes, programs
 from holdfast.train.model.config import ModelConfig
 from holdfast.train.parameters import parameters
 from holdfast.train.planning import plan, smallest_replica
@@ -73,6 +73,29 @@ def test_bytes_at_rest_are_exact(number: int) -> None:
         counters = 64  # optax counts steps
         assert 0 <= held(steps.shapes["opt"], steps.shardings["opt"]) - ours.optimizer <= counters
         assert ours.sums == held(steps.shapes["params"], steps.sums_shardings["grads"], width=4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("batch.lanes=0", "batch.micro=0"),
+        ("batch.lanes=0", "batch.micro=0", "model.remat=full"),
+        ("batch.lanes=0", "batch.micro=0", "mesh.fsdp=4"),
+        ("batch.micro=2",),
+        ("batch.micro=2", "model.layers=scanned"),
+    ],
+    ids=",".join,
+)
+def test_the_total_is_that_of_the_program_that_takes_most(settings: tuple[str, ...]) -> None:
+    config = resolve("recipes.dense_1b", settings)
+    ours = memory(config)
+    samples = config.batch.micro or 16
+    # Moments rest on the device while gradients are made, though they are no argument of that program.
+    taken = [
+        program_bytes(config, name, samples, "gpu") + (ours.optimizer if name in ("first", "more") else 0)
+        for name in programs(config)
+    ]
+    assert ours.total == pytest.approx(max(taken), rel=0.1)
 
 
 def test_flat_moments_are_nearly_exact() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +77,22 @@ def test_the_command_of_a_finished_run_again_changes_no_result(tmp_path: Path) -
     assert path.stat().st_ino != file  # written aside: there is no moment without a whole one
     path.write_text("{")
     assert train(config, tmp_path).loss is None
+
+
+@pytest.mark.full
+def test_the_recipe_for_a_laptop_learns_within_two_minutes(tmp_path: Path) -> None:
+    env = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # as a user's
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast.cli",
+        "train",
+        "recipes.tiny",
+        "--plain",
+        "--folder",
+        str(tmp_path),
+    ]
+    subprocess.run(command, env=env, capture_output=True, timeout=115, check=True)
+    losses = [one["loss"] for one in read_metrics(tmp_path / "tiny" / "metrics.jsonl")]
+    assert losses[0] > 5.5
+    assert losses[-1] < 2.5

@@ -52,6 +52,10 @@ def test_from_any_step_on(tmp_path: Path, name: str, request: pytest.FixtureRequ
     check(tmp_path, name, steps=(1, 4))
 
 
+def test_from_a_step_on_in_one_world_of_four_devices(tmp_path: Path) -> None:
+    check(tmp_path, "one_world", (3,), "mesh.data=2", "mesh.fsdp=2")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_from_every_step_on(tmp_path: Path, name: str) -> None:
@@ -59,8 +63,8 @@ def test_from_every_step_on(tmp_path: Path, name: str) -> None:
     check(tmp_path, name, steps=tuple(range(config.total_steps)))
 
 
-def check(tmp_path: Path, name: str, steps: tuple[int, ...]) -> None:
-    config = recipe(name, "checkpoint.every=1", "checkpoint.keep=0")
+def check(tmp_path: Path, name: str, steps: tuple[int, ...], *more: str) -> None:
+    config = recipe(name, "checkpoint.every=1", "checkpoint.keep=0", *more)
     whole = train(config, tmp_path, name="whole")
     expected = losses(tmp_path / "whole")
     end = last_state(whole.folder, config.total_steps)

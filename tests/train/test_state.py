@@ -72,6 +72,14 @@ def test_a_changed_config_is_refused_with_both_values_and_the_flag(tmp_path: Pat
     assert compare_config(tmp_path, tiny(), ("all",))
 
 
+def test_another_mesh_changes_bits_and_is_refused_unless_accepted(tmp_path: Path) -> None:
+    keep(tmp_path, tiny())
+    with pytest.raises(UsageError, match=r"mesh\.data was 1 and is 2") as caught:
+        compare_config(tmp_path, tiny("mesh.data=2"), ())
+    assert "--accept mesh.data" in (caught.value.hint or "")
+    assert compare_config(tmp_path, tiny("mesh.data=2"), ("mesh",))
+
+
 def test_no_accepting_makes_saved_arrays_fit_another_model(tmp_path: Path) -> None:
     keep(tmp_path, tiny())
     other = tiny("model.hidden=32", "rate.peak=1e-3")

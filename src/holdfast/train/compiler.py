@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 from holdfast.train.config import TrainConfig
 from holdfast.train.flops import executed_flops
-from holdfast.train.memory import program_bytes
+from holdfast.train.memory import program_bytes, programs
 
 _SEQUENTIAL: Final = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 _LAST_KNOWN: Final = (0, 12)
@@ -75,13 +75,6 @@ def findings(config: TrainConfig, *, options: dict[str, Any] | None = None) -> l
     samples = largest_microbatch(config)
     platform = steps.layout.mesh.devices.flat[0].platform
     return [_finding(config, steps, name, samples, platform, options) for name in programs(config)]
-
-
-def programs(config: TrainConfig) -> tuple[str, ...]:
-    """The programs of a step: one for all where the batch is one microbatch of one world."""
-    sizes = {phase.size for phase in config.batches.phases}
-    fused = not config.batch.lanes and (not config.batch.micro or sizes == {config.batch.micro})
-    return ("fused",) if fused else ("first", "more", "apply")
 
 
 def largest_microbatch(config: TrainConfig) -> int:

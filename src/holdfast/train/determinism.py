@@ -19,7 +19,7 @@ _CONFIG: Final = "create_dot_product_attention_backend_config"
 """Makes the text that goes with a call of cuDNN's attention; same name and arguments in JAX 0.10 and 0.11."""
 
 
-_OPTIONS: Final[dict[str, bool | str]] = {
+_OPTIONS: Final[dict[str, bool]] = {
     # cuBLAS is as fast for the products of a decoder, and there is half as much to compile and to time.
     "xla_gpu_enable_triton_gemm": False,
     # In a scan it would compute every product twice whose result is kept and also used at once: once into the
@@ -28,12 +28,12 @@ _OPTIONS: Final[dict[str, bool | str]] = {
 }
 
 
-def compiler_options(platform: str, *, deterministic: bool) -> dict[str, bool | str]:
+def compiler_options(platform: str, *, deterministic: bool) -> dict[str, bool]:
     """What to tell the compiler for a kind of device. On a CPU a program is deterministic as it is."""
     if platform not in ("gpu", "cuda"):
         return {}
     if not deterministic:
-        return _OPTIONS
+        return dict(_OPTIONS)
     _say_so_from_the_start()
     return {**_OPTIONS, "xla_gpu_exclude_nondeterministic_ops": True}
 

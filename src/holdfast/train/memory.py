@@ -5,8 +5,9 @@ what the forward pass keeps for the backward pass, and a workspace. What is kept
 `model.remat` computes again. The most is in use where the backward pass begins, so the workspace is the
 largest of three: that of the logits, of one attention block and of one MLP block.
 
-Accelerators keep what the model asks them to. XLA's CPU compiler merges what is computed again with the first
-time, so that `remat` saves little there; its habits are measured (tests/train/test_estimates.py).
+Accelerators keep what the model asks them to; what else they do was read off programs that XLA compiled for
+an H200 (bench/train/without_gpu.py). XLA's CPU compiler merges what is computed again with the first time, so
+that `remat` saves little there; its habits are measured (tests/train/test_estimates.py).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Memory:
     params: int
     optimizer: int
     sums: int
-    """Gradients: of a microbatch, or added up over several."""
+    """Gradients: of a microbatch, or added up over several. None where a step is one program."""
     casts: int
     """Weights in the compute dtype, and those that a mesh gathers for a product."""
     kept: int
@@ -113,14 +114,25 @@ def memory(config: TrainConfig, platform: str = "gpu") -> Memory:
     found = parameters(config.model)
     samples = config.batch.micro or max(phase.size for phase in config.batches.phases)
     kept, workspace = activations(config, samples, platform)
+    # In one program with the update, gradients take the place of activations.
+    sums = 0 if programs(config) == ("fused",) else _sums(config, found)
+    habits = _CPU if platform == "cpu" else _ACCELERATOR
+    workspace += round(habits.more[config.model.layers == "scanned"] * sums)
     return Memory(
         params=_params(config, found),
         optimizer=_optimizer(config, found),
-        sums=_sums(config, found),
+        sums=sums,
         casts=_casts(config, found, platform),
         kept=kept,
         workspace=workspace,
     )
+
+
+def programs(config: TrainConfig) -> tuple[str, ...]:
+    """The programs of a step: one for all where the batch is one microbatch of one world."""
+    sizes = {phase.size for phase in config.batches.phases}
+    fused = not config.batch.lanes and (not config.batch.micro or sizes == {config.batch.micro})
+    return ("fused",) if fused else ("first", "more", "apply")
 
 
 def program_bytes(config: TrainConfig, program: str, samples: int, platform: str) -> int:

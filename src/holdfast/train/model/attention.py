@@ -15,8 +15,8 @@ from holdfast.train.model.projection import Cut, Projection
 from holdfast.train.model.rope import turned
 
 QKV = ("embed", "kv_heads", None, "head_dim")
-"""For each key/value head its query heads, the key and the value side by side: one array to gather and to sum
-gradients of, and the tensor axis splits whole groups."""
+"""For each key/value head its query heads, the key and the value side by side: one array to store and to
+gather, and the tensor axis splits whole groups."""
 OUT = ("heads", "head_dim", "embed")
 Q_HEADS = ("batch", None, "heads", "head_dim")
 KV_HEADS = ("batch", None, "kv_heads", "head_dim")
@@ -46,13 +46,13 @@ def apply(scope: Scope, weights: Mapping[str, Array], cast: Mapping[str, Array],
     # A product for each: to take a joint result apart, and to join what its gradient is made of, costs more.
     project = Projection(
         place,
-        STREAM,
-        (QKV,),
-        (("batch", None, *QKV[1:]),) * 3,
-        scope.norm,
-        scope.recomputes,
-        scope.rounded,
-        Cut(2, (queries, 1, 1)),
+        inputs=STREAM,
+        weights=(QKV,),
+        outputs=(("batch", None, *QKV[1:]),) * 3,
+        before=scope.norm,
+        recompute=scope.recomputes,
+        rounded=scope.rounded,
+        cut=Cut(2, (queries, 1, 1)),
     )
     q, k, v = project(x, [weights["qkv"]], [cast["qkv"]], weights["norm"])
     if config.qkv_bias:

@@ -16,14 +16,12 @@ from holdfast.train.model.embedding import TABLE, embed
 from holdfast.train.model.layer import STREAM, Kind, Scope, Shapes, normal, ones
 from holdfast.train.model.norm import rms_norm
 from holdfast.train.model.pattern import ATTENTION, MLP
-from holdfast.train.model.projection import Projection, cast_weight, wide
+from holdfast.train.model.projection import Projection, barrier, cast_weight, wide
 from holdfast.train.model.rope import frequencies, turns
 from holdfast.train.placement import NOWHERE, Place
 
 KINDS: Mapping[str, Kind] = {ATTENTION: attention, MLP: mlp}
 """What builds the layer of each symbol."""
-
-_barrier: Any = jax.lax.optimization_barrier
 
 Params = dict[str, Any]
 """Arrays in nested dicts: `embed`, `layers` by number, `norm`, and `head` unless it is tied."""
@@ -153,7 +151,7 @@ class Decoder:
         def block(weights: Params, cast: Mapping[str, Array], x: Array) -> Array:
             # On a GPU the product would add into a copy of `x`, which is needed later; it is cheaper to add
             # where the next norm reads both. The barrier keeps the two apart.
-            added = _barrier(kind.apply(scope, weights, cast, x))
+            added = barrier(kind.apply(scope, weights, cast, x))
             return scope.place(x + added, *STREAM)
 
         return jax.checkpoint(block) if self.config.remat == "full" else block

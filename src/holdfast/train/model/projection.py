@@ -29,7 +29,8 @@ from holdfast.train.placement import Place
 
 Arrays = tuple[Array, ...]
 
-_barrier: Any = lax.optimization_barrier
+barrier: Any = lax.optimization_barrier
+"""What comes out is computed before anything that needs any of it; the compiler does not look through."""
 
 
 class Cut(NamedTuple):
@@ -44,7 +45,7 @@ class Cut(NamedTuple):
 class Projection:
     """`before(x) @ weight` for each of several weights, over the dims of `x` after batch and sequence.
 
-    A weight that is cut has a product for each part, but is gathered, and its gradient summed, as one.
+    A weight that is cut has a product for each part, but is stored and gathered as one.
     """
 
     place: Place
@@ -71,7 +72,7 @@ class Projection:
         return x if self.before is None else self.before(x, *extra)
 
     def parts(self, weight: Array) -> Sequence[Array]:
-        """What there is a product for each of."""
+        """The parts of a weight that are multiplied one by one."""
         return [weight] if self.cut is None else lax.split(weight, self.cut.sizes, axis=self.cut.dim)
 
     def joined(self, parts: Sequence[Array]) -> Array:
@@ -133,10 +134,10 @@ def _backward(
     place = one.place
     if one.before is not None and one.recompute:
         # Without the barrier the compiler would find the forward pass's value to be the same, and keep it.
-        x, grads = _barrier((x, grads))
+        x, grads = barrier((x, grads))
     if place.gathers:
         # Likewise: a gathered weight would stay from the forward pass on, of every layer at once.
-        cast, grads = _barrier((cast, grads))
+        cast, grads = barrier((cast, grads))
     applied, pull = jax.vjp(one.applied, x, extra)
     left = place(applied if kept is None else kept, *_whole(one.inputs))
     of_applied: Array | None = None
