@@ -17,7 +17,15 @@ from holdfast.checkpoint import NameMap, Rule
 from holdfast.checkpoint.hub import exporting, places
 from holdfast.checkpoint.hub.packed import PACKED, WORDS, unpacked
 from holdfast.checkpoint.hub.repository import INDEX
-from holdfast.errors import MismatchError, NoCheckpointError, TreeError, UsageError
+from holdfast.errors import (
+    FormatError,
+    LeaseError,
+    MismatchError,
+    NoCheckpointError,
+    StorageError,
+    TreeError,
+    UsageError,
+)
 from holdfast.storage import LocalStore, Store, opened
 from tests.checkpoint.hub.repositories import noise, same, written
 from tests.checkpoint.hub.test_loading import described
@@ -130,11 +138,11 @@ def test_a_failed_export_to_an_object_store_leaves_nothing(monkeypatch: pytest.M
     true = exporting._create
     left: list[str] = []
 
-    def broken(store: Store, names: list[str], name: str, data: bytes) -> None:
+    def broken(made: places.Target, name: str, data: bytes) -> None:
         if name == INDEX:
-            left.extend(store.names())
+            left.extend(made.store.names())
             raise RuntimeError("the network is gone")
-        true(store, names, name, data)
+        true(made, name, data)
 
     def save() -> None:
         holdfast.save_hub(place, tree(), RULES, shard_bytes=1, files={"config.json": b"{}"})
@@ -147,6 +155,88 @@ def test_a_failed_export_to_an_object_store_leaves_nothing(monkeypatch: pytest.M
     assert opened(place).names() == []
     save()
     assert INDEX in opened(place).names()
+    assert list(opened(place).below(".holdfast").walk()) == []
+
+
+def left_behind(place: str, *names: str) -> Store:
+    """What an export of these files left that was killed before the last of them."""
+    store = opened(place)
+    for name in names[:-1]:
+        store.create(name, data=b"half")
+    record = json.dumps({"export": "dead", "names": names}).encode()
+    store.create(".holdfast", "export", "files", data=record)
+    return store
+
+
+def test_what_a_killed_export_left_in_an_object_store_goes_whatever_comes_next() -> None:
+    shards = [f"model-{n:05d}-of-00009.safetensors" for n in range(1, 10)]
+    store = left_behind("memory://hub-test/killed", "old.json", *shards, INDEX)
+    holdfast.save_hub(store.root, {"w": np.arange(4)})
+    assert list(store.walk()) == [("model.safetensors",)]
+
+
+def test_what_is_of_others_stays_beside_a_killed_export() -> None:
+    store = left_behind("memory://hub-test/others", "config.json", INDEX)
+    store.create("notes.md", data=b"by hand")
+    with pytest.raises(UsageError, match="not empty"):
+        holdfast.save_hub(store.root, {"w": np.arange(4)})
+    assert store.names() == ["notes.md"]
+
+
+def test_a_place_without_a_record_is_left_alone() -> None:
+    store = opened("memory://hub-test/foreign")
+    store.create("model-00001-of-00002.safetensors", data=b"half")
+    run = opened("memory://hub-test/run")
+    run.create(".holdfast", "writer-0.lock", data=b"a run that has saved nothing yet")
+    for one in (store, run):
+        before = list(one.walk())
+        with pytest.raises(UsageError, match="not empty"):
+            holdfast.save_hub(one.root, {"w": np.arange(4)})
+        assert list(one.walk()) == before
+
+
+def test_a_repository_that_was_whole_when_its_export_was_killed_stays() -> None:
+    store = opened("memory://hub-test/whole")
+    holdfast.save_hub(store.root, {"w": np.arange(4)})
+    left_behind(store.root, "model.safetensors")
+    with pytest.raises(UsageError, match="not empty"):
+        holdfast.save_hub(store.root, {"w": np.zeros(4)})
+    assert same(holdfast.load_hub(store.root)["w"], np.arange(4))
+
+
+def test_a_record_that_is_none_is_not_believed() -> None:
+    store = opened("memory://hub-test/unreadable")
+    store.create("model.safetensors", data=b"of somebody")
+    store.create(".holdfast", "export", "files", data=b"[]")
+    with pytest.raises(FormatError, match="not the record of an export"):
+        holdfast.save_hub(store.root, {"w": np.arange(4)})
+    assert store.exists("model.safetensors")
+
+
+def test_an_export_that_was_taken_over_removes_nothing_and_commits_nothing() -> None:
+    store = opened("memory://hub-test/taken")
+
+    def taken(_: int) -> None:
+        store.replace(".holdfast", "export", "files", data=b'{"export": "another", "names": []}')
+
+    with pytest.raises(LeaseError, match="was taken over"):
+        holdfast.save_hub(store.root, tree(), RULES, shard_bytes=1000, progress=taken)
+    assert store.exists("model-00001-of-00004.safetensors")
+    assert not store.exists(INDEX)
+
+
+def test_uploads_that_may_not_be_listed_do_not_keep_an_export_from_running(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = left_behind("memory://hub-test/refused", "config.json", INDEX)
+
+    def refused(_: Any) -> Any:
+        raise StorageError("403 Forbidden", path="")
+
+    monkeypatch.setattr(type(store), "uploads", refused)
+    holdfast.save_hub(store.root, {"w": np.arange(4)})
+    assert store.names() == ["model.safetensors"]
+    assert "403" in caplog.text
 
 
 def test_what_another_export_has_put_into_an_object_store_stays(monkeypatch: pytest.MonkeyPatch) -> None:

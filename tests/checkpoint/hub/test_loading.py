@@ -22,7 +22,7 @@ from holdfast.checkpoint import NameMap, Rule
 from holdfast.checkpoint.hub import Matched, Repository, loading
 from holdfast.checkpoint.hub.loading import HubLoad
 from holdfast.checkpoint.hub.packed import PACKED, WORDS, packed
-from holdfast.errors import MismatchError, UsageError
+from holdfast.errors import FormatError, MismatchError, UsageError
 from tests.checkpoint.hub.repositories import Array, noise, raw, same, sharded, single, written
 
 PLAIN = [word for word in WORDS if word not in PACKED]
@@ -301,6 +301,29 @@ def test_readers_that_get_no_memory_are_not_waited_for(
     monkeypatch.setattr(loading, "region", refused)
     with pytest.raises(MemoryError):
         holdfast.load_hub(tmp_path / "hub")
+
+
+@pytest.mark.parametrize("lost", [(2, 3), (3,), ()])
+def test_files_of_several_without_their_index_are_refused(lost: tuple[int, ...], tmp_path: Path) -> None:
+    sharded(tmp_path, *({name: np.arange(3)} for name in "abc"))
+    (tmp_path / "model.safetensors.index.json").unlink()
+    for n in lost:
+        (tmp_path / f"model-{n:05d}-of-00003.safetensors").unlink()
+    with pytest.raises(FormatError, match=r"model-00001-of-00003\.safetensors.*no model.*index") as caught:
+        holdfast.load_hub(tmp_path)
+    assert "cut off" in (caught.value.hint or "")
+    with pytest.raises(FormatError, match="a part of a repository"):
+        holdfast.load_hub(tmp_path, {"a": np.zeros(3, np.int64)}, strict=False)
+    # Who names a file means that file.
+    alone = holdfast.load_hub(tmp_path / "model-00001-of-00003.safetensors")
+    assert list(alone) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00001", "part-of-00002", "best-of-3"])
+def test_a_file_that_is_not_one_of_several_is_loaded(name: str, tmp_path: Path) -> None:
+    single(tmp_path, {"a": np.arange(3)})
+    (tmp_path / "model.safetensors").rename(tmp_path / f"{name}.safetensors")
+    assert same(holdfast.load_hub(tmp_path)["a"], np.arange(3))
 
 
 def test_places(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 Tensor by tensor: the plan of a load says which strided copies would fill each box of a leaf from the tensor;
 run from right to left they make the tensor. It streams into the file in blocks of 8 MiB. On a file system the
 repository is made in a folder beside its own and renamed when all of it is durable; on an object store the
-index, or the one file, comes last. Either way there is a whole repository or none.
+index, or the one file, comes last, and nothing loads without it. What a killed export left there is removed
+by the next one to the same place.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from holdfast.arrays.pages import region
 from holdfast.checkpoint.hub.copying import copy
 from holdfast.checkpoint.hub.mapping import NameMap
 from holdfast.checkpoint.hub.packed import PACKED, packed
-from holdfast.checkpoint.hub.places import check_free, target
+from holdfast.checkpoint.hub.places import Target, check_free, target
 from holdfast.checkpoint.hub.repository import INDEX
 from holdfast.checkpoint.hub.sources import Piece, Source, Stored, live_source
 from holdfast.checkpoint.hub.streams import Stream
@@ -50,11 +51,12 @@ def save_hub(
     """Write the arrays of a tree as a repository of safetensors files, with an index if there are several.
 
     `mapping` is the one that `load_hub` takes; `dtype` what all values are converted to; `files` more files,
-    such as config.json. The place must not exist, or be empty; nothing is seen there until all of it is.
+    such as config.json. The place must not exist, or be empty, or hold what a killed export left, which is
+    removed; nothing loads from there until all of it is written.
 
     Called by: one process, which has all of the tree. Blocks: while writing. Takes, beside the tree, 8 MiB of
     memory, and where devices are not the host one leaf. Fails: MismatchError with everything that cannot be
-    written, before anything is; UsageError, StorageError.
+    written, before anything is; LeaseError while another export writes there; UsageError, StorageError.
     """
     check_free(place, options)
     export, live = live_source(tree, mapping or NameMap(rest=True), dtype)
@@ -122,23 +124,25 @@ def _write(
     clash = sorted({*files} & {INDEX, *(shard.name for shard in shards)})
     if clash:
         raise UsageError(f"files= has {', '.join(clash)}, which the export writes itself")
-    with target(place, options) as (store, names):
+    names = [*files, *(shard.name for shard in shards), *last]
+    with target(place, names, options) as made:
         for name, data in files.items():
-            _create(store, names, name, data)
+            _create(made, name, data)
         written = 0
         for shard in shards:
-            names.append(shard.name)
-            written = _write_shard(store, shard, source, written, progress)
+            made.begin(shard.name)
+            written = _write_shard(made.store, shard, source, written, progress)
         for name, data in last.items():
-            _create(store, names, name, data)
+            _create(made, name, data)
 
 
-def _create(store: Store, names: list[str], name: str, data: bytes) -> None:
-    names.append(name)
-    if not store.create(name, data=data):
-        names.pop()  # not ours to remove
+def _create(made: Target, name: str, data: bytes) -> None:
+    made.begin(name)
+    if not made.store.create(name, data=data):
+        made.names.pop()  # not ours to remove
         raise UsageError(
-            f"{store.path(name)} is there by now", hint="another export goes to the same place; give another"
+            f"{made.store.path(name)} is there by now",
+            hint="another export goes to the same place; give another",
         )
 
 

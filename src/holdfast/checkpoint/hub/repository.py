@@ -29,6 +29,8 @@ _INDEX_SUFFIX: Final = ".safetensors.index.json"
 _MAX_JSON: Final = 1 << 28
 _SHOWN: Final = 8
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_SHARD: Final = re.compile(r".*-[0-9]+-of-0*([1-9][0-9]*)\.safetensors")
+"""One of several files; the group says of how many."""
 _READ: Final = 8 << 20
 
 
@@ -83,8 +85,9 @@ def _store(place: str, name: str, options: StoreOptions | None) -> tuple[Store, 
 class Repository:
     """The tensors of a folder, of an object store's prefix, or of one safetensors file.
 
-    Links are followed, as those of a Hugging Face cache must be. Fails: MissingPathError or UsageError where
-    there is no repository, FormatError where files and index do not make sense.
+    Links are followed, as those of a Hugging Face cache must be. A file that is named is loaded alone, also
+    one of several. Fails: MissingPathError or UsageError where there is no repository, FormatError where
+    files and index do not make sense, or where files of several are there without their index.
     """
 
     def __init__(self, place: str | os.PathLike[str], options: StoreOptions | None = None) -> None:
@@ -152,6 +155,13 @@ class Repository:
         else:
             names = sorted(os.listdir(self.place)) if os.path.isdir(self.place) else []
         found = [name for name in names if name.endswith(suffix)]
+        shards = [name for name in found if (of := _SHARD.fullmatch(name)) is not None and of[1] != "1"]
+        if shards:
+            raise FormatError(
+                f"{self.place} has {', '.join(shards[:_SHOWN])}{' ...' if len(shards) > _SHOWN else ''} "
+                f"and no {INDEX}: it is a part of a repository",
+                hint="an export or a download was cut off; run it again, or name one file to load it alone",
+            )
         if len(found) > 1:
             raise UsageError(
                 f"{self.place} has {len(found)} files *{suffix} and neither {SINGLE} nor {INDEX}",
