@@ -12,7 +12,15 @@ from typing import Any, Final, Literal, NamedTuple, final
 
 from holdfast import journal, vault
 from holdfast.checkpoint import Checkpointer, Mirror, Policy, SaveHandle, SaveState, committed_steps
-from holdfast.errors import HoldfastError, MismatchError, NoCheckpointError, StorageError, UsageError
+from holdfast.clock import Deadline
+from holdfast.errors import (
+    HoldfastError,
+    LeaseError,
+    MismatchError,
+    NoCheckpointError,
+    StorageError,
+    UsageError,
+)
 from holdfast.storage import StoreOptions, opened
 
 log = logging.getLogger("holdfast.supervise")
@@ -30,6 +38,9 @@ _STAGE_S: Final = 30.0
 _LOOK: Final = StoreOptions(timeout_s=10.0, retry_s=10.0)
 """For a look at what is saved while a recovery waits for it."""
 _BRIEFLY_S: Final = 1.0
+_HANDED_S: Final = _STAGE_S + 2 * _BRIEFLY_S
+"""As long as a worker that fails may go on staging its last save: others hear before that that it is gone."""
+_ASK_S: Final = 0.05
 _OTHER: Final = (
     "is it the state of another program? Give this run a name of its own: launch --run NAME, join(name=). To "
     "go on from parts of it, give `restore` an `init` that takes them with Checkpointer.load(parts=, rename=)"
@@ -138,7 +149,7 @@ class RunSaver:
         return now - self._saved_at >= wait_s
 
     def save(self, steps: int, state: Any, meta: Mapping[str, Any], *, again: bool = False) -> None:
-        """Save, unless that was done; `again`: even then. Returns when the state is captured.
+        """Save, unless that was done; `again`: even then, and with patience. Returns when it is captured.
 
         A failure is told and stops nothing.
         """
@@ -148,7 +159,7 @@ class RunSaver:
         try:
             # A program that waited for the fence before it made this state will do so before the next.
             fenced, self._fences = self._fences, False
-            self._handle = self._checkpointer().save(steps, state, meta=meta, overwrite=True, fenced=fenced)
+            self._handle = self._captured(steps, state, meta, fenced, _HANDED_S if again else 0.0)
             self._newest = self._handle
         except UsageError:
             raise
@@ -160,6 +171,19 @@ class RunSaver:
         self.last = steps
         self._saved_at = time.monotonic()
         self._cost_s = self._saved_at - began
+
+    def _captured(
+        self, steps: int, state: Any, meta: Mapping[str, Any], fenced: bool, patience_s: float
+    ) -> SaveHandle:
+        """A save that has begun, within `patience_s` if another worker is yet to hand over to this one."""
+        deadline = Deadline(patience_s)
+        while True:
+            try:
+                return self._checkpointer().save(steps, state, meta=meta, overwrite=True, fenced=fenced)
+            except LeaseError:
+                if deadline.expired():
+                    raise
+                time.sleep(min(_ASK_S, deadline.remaining()))
 
     def saved(self, steps: int) -> bool:
         """Whether the state that has seen so many steps is known to be durable."""

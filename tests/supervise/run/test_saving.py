@@ -1,15 +1,23 @@
-"""How often to save."""
+"""How often to save, and who."""
 
 from __future__ import annotations
 
 import math
+import threading
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import UsageError
-from holdfast.supervise.saving import FIRST_GUESS_S, SHORTEST_S, best_interval_s
+from holdfast import journal
+from holdfast.checkpoint import saver as checkpoint_saver
+from holdfast.checkpoint.lease import Lease
+from holdfast.errors import LeaseError, UsageError
+from holdfast.storage import opened
+from holdfast.supervise.saving import FIRST_GUESS_S, SHORTEST_S, RunSaver, best_interval_s
 
 
 def test_young_and_daly() -> None:
@@ -39,3 +47,37 @@ def test_it_is_always_a_time(cost_s: float, elapsed_s: float, failures: int) -> 
 def test_nonsense_is_refused() -> None:
     with pytest.raises(UsageError, match="make no sense"):
         best_interval_s(-1.0, 0.0, 0)
+
+
+@pytest.mark.process
+def test_the_last_save_waits_for_a_worker_that_is_still_going(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, state = tmp_path / "ckpt", {"x": np.arange(4)}
+    going, refused = Lease(opened(str(folder)), 0), threading.Event()
+
+    def asked(*given: Any, **more: Any) -> Lease:
+        try:
+            return Lease(*given, **more)
+        except LeaseError:
+            refused.set()
+            raise
+
+    with journal.Journal(tmp_path / "journal.jsonl", component="test") as events:
+        saver = RunSaver(folder, run="r", events=events)
+        saver.save(9, state, {})  # one like any other: the next is soon enough
+        assert not saver.saved(9)
+        assert "is being written by process" in saver.why
+        monkeypatch.setattr(checkpoint_saver, "Lease", asked)
+
+        def gone() -> None:
+            assert refused.wait(30)
+            going.close()
+
+        thread = threading.Thread(target=gone)
+        thread.start()
+        saver.save(10, state, {}, again=True)
+        thread.join()
+        saver.settle(30)
+        assert saver.saved(10)
+        saver.hand_over(ends=True)
