@@ -56,6 +56,60 @@ def test_an_undisturbed_run_ends_well_and_leaves_nothing(
         assert (status["state"], status["code"], status["live"]) == ("ended", 0, False)
 
 
+def test_sums_in_a_wire_dtype_are_the_same_for_any_number_of_replicas(
+    tmp_path: Path, undisturbed: str
+) -> None:
+    finals = []
+    for replicas in ("1", "2"):
+        root = tmp_path / replicas
+        root.mkdir()
+        with LaunchProcess(root, "--replicas", replicas, "--wire-dtype", "bfloat16") as launch:
+            assert launch.ended() == 0
+            finals.append(launch.finals())
+            shown = json.loads(holdfast(root, "status", "--json").stdout)
+            assert shown["wire_dtype"] == "bfloat16"
+    assert finals[0] == finals[1]
+    assert len(finals[0]) == 1
+    assert finals[0] != {undisturbed}
+
+
+LOOKS = """import json, os, sys
+found = {"environ": dict(os.environ), "began_with": open("/proc/self/environ", "rb").read().decode()}
+found["links"], found["bytes"] = {}, {}
+for fd in map(int, os.listdir("/proc/self/fd")):
+    try:
+        found["links"][fd] = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        continue  # of the listing itself
+    try:
+        again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK)
+        found["bytes"][fd] = os.read(again, 65536).decode(errors="replace")
+    except OSError:
+        pass  # nothing to read: a socket, or for writing only
+with open(os.path.join(os.environ["HOLDFAST_FOLDER"], "seen.json"), "w") as file:
+    json.dump(found, file)
+"""
+
+
+def test_a_script_finds_no_token_from_its_first_line_on(tmp_path: Path) -> None:
+    script = tmp_path / "looks.py"
+    script.write_text(LOOKS)
+    with LaunchProcess(tmp_path, script=script) as launch:
+        assert launch.ended() == 0
+        found = json.loads((launch.folder / "seen.json").read_text())
+        token = (launch.folder / "coord" / "token").read_text().strip()
+    assert len(token) == 64
+    # It came by an inherited pipe, which is closed: left are the control socket, the board, logs, stacks.
+    assert "HOLDFAST_TOKEN_FD=" in found["began_with"]
+    assert "HOLDFAST_TOKEN_FD" not in found["environ"]
+    assert not [
+        link for link in found["links"].values() if link.startswith("pipe:") or link.endswith("/token")
+    ]
+    seen = [*found["environ"].values(), found["began_with"], *found["links"].values()]
+    assert found["bytes"]
+    assert not [text for text in [*seen, *found["bytes"].values()] if token in text]
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, *(pytest.param(one, marks=full) for one in (signal.SIGSTOP, signal.SIGSEGV))]
 )

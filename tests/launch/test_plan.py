@@ -12,19 +12,21 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.coord import Settings
 from holdfast.errors import LeaseError, UsageError
 from holdfast.journal import Journal, RunEnded, StepDone
 from holdfast.launch import Launch, LaunchSettings
-from holdfast.launch.launcher import WISH, _compare_lanes, lanes_before, leave_wish, taken_wish
+from holdfast.launch.launcher import WISH, _compare_lanes, _compare_wire, lanes_before, leave_wish, taken_wish
 from holdfast.launch.plan import agent_config, policy_settings
 from holdfast.supervise.agent_config import read_config, vault_socket, write_config
 from holdfast.supervise.decisions import StopAsked
 from holdfast.supervise.members import REGROUP_S
 from holdfast.supervise.run_lock import LOCK, RunLock
 from holdfast.supervise.secret import run_token
+from holdfast.supervise.status import STATUS_FILE, RunStatus
 from holdfast.supervise.watch import Deadlines
 
 
@@ -80,6 +82,8 @@ def test_a_launch_from_within_a_worker_is_a_run_of_its_own(tmp_path: Path) -> No
         {"script": ()},
         {"script": ("/no/such/script.py",)},
         {"lanes": 0},
+        {"wire_dtype": "float5"},
+        {"wire_dtype": "float8_e8m0fnu"},
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
@@ -255,3 +259,34 @@ def test_another_number_of_lanes_than_before_is_said(
     caplog.clear()
     _compare_lanes(settings(tmp_path, lanes=8))
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ("bfloat16", None, "sums were made in bfloat16 so far and are made unrounded from now on"),
+        (None, "float16", "sums were made unrounded so far and are made in float16 from now on"),
+        ("bfloat16", "bfloat16", ""),
+    ],
+)
+def test_sums_in_another_dtype_than_before_are_said(
+    before: str | None, now: str | None, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = settings(tmp_path, wire_dtype=now)
+    asked.path.mkdir()
+    for left in (b"", status_bytes(step=-1, wire_dtype="float32")):  # damaged; and nothing was trained
+        (asked.path / STATUS_FILE).write_bytes(left)
+        _compare_wire(asked)
+    assert not caplog.text
+    (asked.path / STATUS_FILE).write_bytes(status_bytes(step=0, wire_dtype=before))
+    _compare_wire(asked)
+    assert words in caplog.text
+    assert bool(words) == bool(caplog.text)
+
+
+def status_bytes(**changes: Any) -> bytes:
+    found = RunStatus(
+        run="demo", state="ended", wall=1.0, pid=1, replicas=1, workers_per_replica=1, min_replicas=1,
+        seats=(), parked=(), nodes=(), **changes,
+    )  # fmt: skip
+    return msgspec.json.encode(found)

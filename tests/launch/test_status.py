@@ -48,7 +48,11 @@ def status(**changes: Any) -> RunStatus:
         ),
         "parked": (ParkedStatus(3, 0, "ready"),),
         "nodes": (NodeStatus(0, "up", 2, 1, blames=2, lemon=True),),
-        "budgets": (BudgetStatus("replica 1", "crashed", 2, 10),),
+        "budgets": (
+            BudgetStatus("replica 1", "crashed", 2, 10),
+            BudgetStatus("the vault of node 0", "part lost", 3, 20),
+        ),
+        "wire_dtype": "bfloat16",
         "failures": (Saying(3.0, "worker 2 crashed"),),
         "decisions": (Saying(2.5, "replica 1 gets a parked process"),),
     }
@@ -82,6 +86,8 @@ def test_a_live_run_is_shown_with_all_that_matters(tmp_path: Path, monkeypatch: 
         "parked: worker 3 on node 0 (ready)",
         "node 0: up, lemon, 2 seats, blamed 2 times",
         "budget of replica 1, crashed: 2 used of 10 allowed",
+        "budget of the vault of node 0, part lost: 3 used of 20 allowed",
+        "sums: floats are rounded to bfloat16",
         "worker 2 crashed",
         "replica 1 gets a parked process",
     ):
@@ -93,6 +99,14 @@ def test_json_is_one_object(tmp_path: Path) -> None:
         code, text = invoke(tmp_path, "status", "demo", "--json")
     found = json.loads(text)
     assert (code, found["live"], found["seats"][0]["pid"]) == (0, True, 4242)
+    assert found["budgets"] == [
+        {"culprit": "replica 1", "cause": "crashed", "used": 2, "limit": 10},
+        {"culprit": "the vault of node 0", "cause": "part lost", "used": 3, "limit": 20},
+    ]
+    assert [(one["node"], one["lemon"], one["blames"]) for one in found["nodes"]] == [(0, True, 2)]
+    assert found["failures"] == [{"ago_s": 3.0, "text": "worker 2 crashed"}]
+    assert found["decisions"] == [{"ago_s": 2.5, "text": "replica 1 gets a parked process"}]
+    assert found["wire_dtype"] == "bfloat16"
 
 
 def test_a_run_whose_launch_is_gone_is_not_live(tmp_path: Path) -> None:
@@ -282,6 +296,8 @@ def test_goodput_is_the_share_of_steps(tmp_path: Path) -> None:
         (["--log-ranks", "0,9", __file__], "--log-ranks 0,9: there is no slot 9"),
         (["--replicas", "0", __file__], "error: replicas=0 is less than 1"),
         (["--log-ranks", "x", __file__], "names no slots"),
+        (["--wire-dtype", "bf16", __file__], "--wire-dtype bf16: no sums are made in that"),
+        (["--wire-dtype", "int8", __file__], "hint: use bfloat16, float16, float32"),
         (["--replicas", "1", "--min-replicas", "2", __file__], "min_replicas=2"),
         ([], "missing argument"),
     ],

@@ -27,6 +27,7 @@ from holdfast.errors import UsageError
     "--max-replicas", default=0, help="Most that `holdfast resize` can ask for.  [default: replicas]"
 )
 @click.option("--lanes", default=8, show_default=True, help="Microbatches of a step.")
+@click.option("--wire-dtype", metavar="DTYPE", help="Round floats to it for the sum of a step: bfloat16.")
 @click.option("--run", "name", default="run", show_default=True, help="Name; one that exists is resumed.")
 @click.option("--folder", default="runs", show_default=True, help="Where the folders of runs lie.")
 @click.option("--nproc", default=0, help="Threads of each worker, the same everywhere.  [default: all cores]")
@@ -131,6 +132,7 @@ def _settings(options: dict[str, Any]) -> Any:
         nodes=options["nodes"],
         spares=options["spares"],
         lanes=options["lanes"],
+        wire_dtype=options["wire_dtype"],
         nproc=options["nproc"],
         log_slots=_slots(options),
         grace_s=options["grace_s"],

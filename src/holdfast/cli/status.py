@@ -145,6 +145,8 @@ def _show(found: RunStatus, live: bool, lines: bool) -> None:
     if found.parked:
         parked = ", ".join(f"worker {one.worker} on node {one.node} ({one.state})" for one in found.parked)
         say(f"parked: {parked}")
+    if found.wire_dtype is not None:
+        say(f"sums: floats are rounded to {found.wire_dtype}")
     for node in found.nodes:
         marks = [word for word, on in (("lemon", node.lemon), ("spare", node.spare)) if on]
         marks += ["leaving"] if node.leaving else []

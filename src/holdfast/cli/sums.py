@@ -24,7 +24,7 @@ _POWER: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 @click.option("--link", metavar="SIZE", help="One host's network, each way, in bytes a second.")
 @click.option("--device", metavar="SIZE", help="Between device and host, in bytes a second.")
 @click.option("--host", metavar="SIZE", help="What a worker adds in a second.  [default: 3GB]")
-@click.option("--wire-dtype", metavar="DTYPE", help="Round floats to it for the sum.")
+@click.option("--wire-dtype", metavar="DTYPE", help="Round floats to it, as for launch.")
 @click.option("--replace-s", default=60.0, show_default=True, help="A failure's cost in one world.")
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object instead of a table.")
 def sums(gradients: tuple[str, ...], json_: bool, **options: Any) -> None:
@@ -38,8 +38,10 @@ def sums(gradients: tuple[str, ...], json_: bool, **options: Any) -> None:
           --link 12.5GB
     """
     from holdfast.cli import terminal
+    from holdfast.launch.plan import check_wire_dtype
     from holdfast.reduce import SumSettings, sum_plan
 
+    check_wire_dtype(options["wire_dtype"])
     plan = sum_plan(SumSettings(gradient_bytes=_by_dtype(gradients), **_rates(options)))
     if json_:
         terminal.say_json(plan.as_dict())

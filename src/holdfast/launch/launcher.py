@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TypeVar, final
 
+import msgspec
+
 from holdfast.journal import Journal, StepDone
 from holdfast.journal.record import decode
 from holdfast.launch.local import LocalAgents
@@ -27,7 +29,7 @@ from holdfast.supervise.parts import COORDINATOR, KIND
 from holdfast.supervise.processes import adopted
 from holdfast.supervise.run_lock import RunLock
 from holdfast.supervise.secret import run_token
-from holdfast.supervise.status import RunStatus
+from holdfast.supervise.status import STATUS_FILE, RunStatus
 
 _log = logging.getLogger("holdfast.launch")
 
@@ -78,6 +80,7 @@ class Launch:
             token, launch = run_token(settings.path), secrets.token_hex(8)
             _forget_coordinator(str(settings.path))
             _compare_lanes(settings)
+            _compare_wire(settings)
             journal = Journal(settings.journal, component="conductor")
             stack.callback(journal.close)
             agents = LocalAgents(lambda node: agent_config(settings, node, token, launch), say=self._say)
@@ -193,6 +196,22 @@ def _compare_lanes(settings: LaunchSettings) -> None:
             before,
             settings.lanes,
             before,
+        )
+
+
+def _compare_wire(settings: LaunchSettings) -> None:
+    """Say so if the last launch of the run rounded its sums otherwise. Never fails."""
+    try:
+        before = msgspec.json.decode((settings.path / STATUS_FILE).read_bytes(), type=RunStatus)
+    except (OSError, msgspec.MsgspecError):
+        return
+    if before.step >= 0 and before.wire_dtype != settings.wire_dtype:
+        _log.warning(
+            "sums were made %s so far and are made %s from now on: the bits are others",
+            *(
+                "unrounded" if one is None else f"in {one}"
+                for one in (before.wire_dtype, settings.wire_dtype)
+            ),
         )
 
 

@@ -35,6 +35,8 @@ _OURS: Final = (
     "LAUNCH",
 )
 """Variables that say what a process is; a launch from within a worker does not pass its own on."""
+_WIRE: Final = ("bfloat16", "float16", "float32")
+"""What floats may be rounded to for a sum. Those of 8 bits and less hold none that is of use."""
 _FIRST_CALL_S: Final = 30.0
 """How long a first generation waits for all to come."""
 _SHORT_CALL_S: Final = 2.0
@@ -63,6 +65,8 @@ class LaunchSettings:
     nodes: int = 1
     spares: int = 0
     lanes: int = 8
+    wire_dtype: str | None = None
+    """What floats are rounded to for the sum of a step, by all workers; None: they are summed as they are."""
     nproc: int = 0
     log_slots: frozenset[int] | None = frozenset({0})
     vault: bool = True
@@ -87,6 +91,7 @@ class LaunchSettings:
             raise _no_script(*self.script)
         if self.lanes < 1:
             raise UsageError(f"lanes={self.lanes} is less than 1", hint="a step has one lane at least")
+        check_wire_dtype(self.wire_dtype)
         if self.nproc < 0:
             raise UsageError(f"nproc={self.nproc} is less than 0", hint="0 stands for all cores")
         try:
@@ -106,6 +111,12 @@ class LaunchSettings:
     def journal(self) -> Path:
         """The run's journal."""
         return self.path / JOURNAL
+
+
+def check_wire_dtype(name: str | None) -> None:
+    """Refuse a dtype that sums are not made in; None is fine. Fails: UsageError."""
+    if name is not None and name not in _WIRE:
+        raise UsageError(f"--wire-dtype {name}: no sums are made in that", hint=f"use {', '.join(_WIRE)}")
 
 
 def _no_script(given: str, *arguments: str) -> UsageError:
@@ -128,6 +139,7 @@ def policy_settings(settings: LaunchSettings) -> PolicySettings:
         "nodes": settings.nodes,
         "spares": settings.spares,
         "parked": settings.parked,
+        "wire_dtype": settings.wire_dtype,
         "agent_dead_s": settings.agent_dead_s,
         "grace_s": settings.grace_s,
         # Vaults may take all of their time, and the coordinator ends after them.
@@ -166,6 +178,7 @@ def agent_config(settings: LaunchSettings, node: int, token: str, launch: str = 
         replicas=settings.replicas,
         workers_per_replica=workers,
         lanes=settings.lanes,
+        wire_dtype=settings.wire_dtype,
         nodes=settings.nodes,
         nproc=settings.nproc,
         hosts_coordinator=node == 0,

@@ -42,6 +42,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     replicas: int = 1
     workers_per_replica: int = 1
     lanes: int = 8
+    wire_dtype: str | None = None
     nodes: int = 1
     nproc: int = 0
     """Threads of each worker, pinned for equal bits everywhere; 0: what the machine has."""

@@ -225,7 +225,8 @@ class Crew:
         worker.watch.seated(time.monotonic())
         config = self._config
         worker.slot = worker.seat.replica * config.workers_per_replica + worker.seat.index
-        worker.stream.send(Take(worker.seat, config.replicas, config.workers_per_replica, config.lanes))
+        size = (config.replicas, config.workers_per_replica)
+        worker.stream.send(Take(worker.seat, *size, config.lanes, config.wire_dtype))
         if worker.nice:
             renice_group(worker.process.pid)
         if worker.hushed:

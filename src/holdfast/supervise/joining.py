@@ -89,7 +89,7 @@ def join(
     board.phase("parked")
     take = _seat(orders)
     board.phase("init")
-    place = Place(take.seat, take.replicas, take.workers_per_replica, take.lanes)
+    place = Place(take.seat, take.replicas, take.workers_per_replica, take.lanes, take.wire_dtype)
     return _member(given, place, samples_per_step, world, lanes, keep, checkpoints, mirror)
 
 
@@ -168,9 +168,16 @@ def _member(
             f"lanes={lanes}, but this run has {place.lanes}", hint=f"holdfast launch --lanes {lanes} ..."
         )
     donor = Donor(run=given.run, token=given.token, name=label)
+    reducer = Reducer(
+        run=given.run,
+        token=given.token,
+        num_lanes=place.lanes,
+        wire_dtype=place.wire_dtype,
+        name=label,
+    )
     members = Members(
         place,
-        Reducer(run=given.run, token=given.token, num_lanes=place.lanes, name=label),
+        reducer,
         connect=_Connecting(given, label),
         transfer=donor.address,
         board=given.board,

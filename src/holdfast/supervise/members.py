@@ -63,12 +63,16 @@ class GenerationOver(HoldfastError):
 
 
 class Place(NamedTuple):
-    """Where a worker sits, in a run of `replicas` times `workers` whose steps have so many lanes."""
+    """Where a worker sits, in a run of `replicas` times `workers` whose steps have so many lanes.
+
+    Floats are rounded to `wire_dtype` for their sum, if it is given.
+    """
 
     seat: Seat
     replicas: int
     workers: int
     lanes: int
+    wire_dtype: str | None = None
 
     @property
     def slot(self) -> int:

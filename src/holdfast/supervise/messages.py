@@ -225,12 +225,16 @@ Word: TypeAlias = Waiting | Active | Drained | Finished | Failed | Remark
 
 
 class Take(Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """Take this seat of a run of `replicas` times `workers_per_replica`, whose steps have so many lanes."""
+    """Take this seat of a run of `replicas` times `workers_per_replica`, whose steps have so many lanes.
+
+    All workers round floats to `wire_dtype` for the sum of a step, if it is given.
+    """
 
     seat: Seat
     replicas: int
     workers_per_replica: int
     lanes: int
+    wire_dtype: str | None = None
 
 
 class Leave(Struct, frozen=True, array_like=True, tag=2, gc=False):

@@ -129,6 +129,8 @@ class Roster:
         self.nodes: dict[int, Node] = {}
         self.replicas = {number: Replica(number) for number in range(settings.replicas)}
         self.workers: dict[int, Worker] = {}
+        self.parts: dict[str, Budget] = {}
+        """What is used of the allowance of each vault and coordinator that was ever lost, by its name."""
         self.wanted = settings.replicas
         self.newest = -1
         """The furthest step that any worker has reached."""

@@ -67,6 +67,8 @@ class PolicySettings:
     spares: int = 0
     seats_per_node: int = 0
     parked: int = 0
+    wire_dtype: str | None = None
+    """What workers round floats to for their sums: for the status, nothing is decided by it."""
     coordinator_node: int = 0
     """Without this node there is no coordinator, and so no run."""
     allowances: Mapping[str, Allowance] = field(default_factory=dict)

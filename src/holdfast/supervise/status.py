@@ -8,6 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from holdfast.supervise.roster import FILLED, FINISHED, Replica, Roster
+from holdfast.supervise.rules import PART
 
 STATUS_FILE: Final = "status.json"
 ENDED: Final = "ended"
@@ -84,6 +85,8 @@ class RunStatus(Struct, frozen=True, kw_only=True):
     budgets: tuple[BudgetStatus, ...] = ()
     max_replicas: int = 0
     """Most that a resize can ask for; 0 if that is not known."""
+    wire_dtype: str | None = None
+    """What floats are rounded to for the sums; None if they are not."""
     failures: tuple[Saying, ...] = ()
     decisions: tuple[Saying, ...] = ()
     code: int | None = None
@@ -106,6 +109,7 @@ def run_status(
         workers_per_replica=settings.workers_per_replica,
         min_replicas=settings.min_replicas,
         max_replicas=settings.most,
+        wire_dtype=settings.wire_dtype,
         step=roster.newest,
         seats=tuple(
             _seat(replica, index) for replica in live for index in range(settings.workers_per_replica)
@@ -158,4 +162,7 @@ def _budgets(roster: Roster, now: float) -> list[BudgetStatus]:
         for cause, budget in (("agent lost", node.budget), ("parking", node.parking)):
             if used := budget.used(now):
                 found.append(BudgetStatus(f"node {node.number}", cause, used, budget.allowance.limit))
+    for name, budget in roster.parts.items():
+        if used := budget.used(now):
+            found.append(BudgetStatus(name, PART, used, budget.allowance.limit))
     return found

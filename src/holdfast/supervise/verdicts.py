@@ -47,7 +47,6 @@ class Verdicts:
         self._roster = roster
         self._seating = seating
         self._poison: dict[int, Poison] = {}
-        self._parts: dict[str, Budget] = {}
         self._part_floors: dict[str, int] = {}
         """How far the run had come when a part was lost last."""
 
@@ -183,8 +182,9 @@ class Verdicts:
         roster = self._roster
         name = f"the {part} of node {node}"
         roster.failures.append(Failure(roster.now, f"{name} was started again: {reason}"))
-        budget = self._parts.setdefault(name, Budget(roster.settings.allowance(PART)))
+        budget = roster.parts.setdefault(name, Budget(roster.settings.allowance(PART)))
         self._part_floors[name] = roster.newest
+        roster.version += 1
         if budget.spend(roster.now) is None:
             self._spent(budget, PART, name, reason)
 
@@ -209,7 +209,7 @@ class Verdicts:
         # Workers outlive the parts, so it is the run whose progress pays for those.
         for name, floor in list(self._part_floors.items()):
             if step >= floor + self._roster.settings.progress_steps:
-                self._parts[name].reset()
+                self._roster.parts[name].reset()
                 del self._part_floors[name]
 
     # ---- blame

@@ -178,6 +178,20 @@ def test_parts_that_die_again_and_again_stop_the_run() -> None:
     assert "the vault of node 0" in play.status.message
 
 
+def test_what_is_used_of_the_budgets_of_parts_is_in_the_status_at_once() -> None:
+    play = Play(replicas=1)
+    before = play.policy.version
+    play.say(*(m.PartLost(0, part, "SIGKILL") for part in ("vault", "coordinator", "vault")))
+    assert play.policy.version != before
+    used = [(one.culprit, one.cause, one.used, one.limit) for one in play.status.budgets]
+    assert used == [
+        ("the vault of node 0", "part lost", 2, 20),
+        ("the coordinator of node 0", "part lost", 1, 20),
+    ]
+    play.reach(play.holder(0), 3)
+    assert play.status.budgets == ()
+
+
 # ---- blame
 
 
