@@ -17,7 +17,7 @@ SAVE_EVERY = 50
 
 BARS = {
     "replica_lost_s": Bar("SIGKILL of a replica's worker until the next step", "at most", 0.3),
-    "standby_back_s": Bar("... until a step of all replicas again", "at most", 2),
+    "standby_back_s": Bar("... until its successor has done a step with lanes of its own", "at most", 2),
     "group_replaced_s": Bar(
         "SIGKILL in a replica of 2 workers until the next step (CPU, gloo)", "at most", 1.2
     ),

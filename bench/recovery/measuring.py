@@ -93,7 +93,7 @@ class Measuring:
             with ours.launched(self._folder, key, replicas=REPLICAS, save_every=_SAVES) as run:
                 found = [
                     ours.all_lost(run, REPLICAS, vault_too=vault_too, saves=_SAVES)
-                    for _ in range(max(1, self._rounds // 2))
+                    for _ in range(self._rounds)
                 ]
             title = f"all lost{', vault too' if vault_too else ''}, next step"
             self.values[key] = self._keep(title, [took for took, _ in found])
@@ -155,10 +155,11 @@ class Measuring:
                 seed=7,
                 signals=signals,
             )
-            if found != digest:
-                self.notes.append(f"{key}: the final state differs from the undisturbed run's")
             self._keep(f"{key}: {losses} losses", [took])
-            self.values[key] = plain / took
+            if found == digest:
+                self.values[key] = plain / took
+            else:
+                self.notes.append(f"failed: {key}: the final state differs from the undisturbed run's")
 
     def _step_s(self) -> float:
         with ours.launched(self._folder, "pace", replicas=REPLICAS, steps="60") as run:
