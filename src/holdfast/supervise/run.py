@@ -475,7 +475,7 @@ class Run:
             )
             parts.events.append(done)
         self._began = now
-        if self._saves and (remarks.save or parts.saver.due(self._steps)):
+        if self._saves and (remarks.save or parts.saver.due(self._steps, self.agreed)):
             self._save()
 
     def _save(self, *, again: bool = False) -> None:

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, final
 
@@ -41,6 +41,9 @@ _BRIEFLY_S: Final = 1.0
 _HANDED_S: Final = _STAGE_S + 2 * _BRIEFLY_S
 """As long as a worker that fails may go on staging its last save: others hear before that that it is gone."""
 _ASK_S: Final = 0.05
+_FIRST_STEPS: Final = 100
+"""Until the first save, whose cost is not known, where workers save together."""
+_SHORTEST_STEP_S: Final = 1e-3
 _OTHER: Final = (
     "is it the state of another program? Give this run a name of its own: launch --run NAME, join(name=). To "
     "go on from parts of it, give `restore` an `init` that takes them with Checkpointer.load(parts=, rename=)"
@@ -118,6 +121,12 @@ class RunSaver:
         self._events = events
         self._open: Checkpointer | None = None
         self._every: Every = "auto"
+        self._pace: tuple[int, float] | None = None
+        """A step of this worker and when it was, to know how long one takes."""
+        self._tried = -1
+        """The newest step that was to be saved: the same for all workers, also where one could not."""
+        self._next: tuple[int, int] | None = None
+        """That step, and the one that all workers save next."""
         self._world = world
         self._started = self._saved_at = time.monotonic()
         self._cost_s = 0.0
@@ -135,24 +144,45 @@ class RunSaver:
         """Save every so many steps, or by cost ("auto"), or only at the end of the run (None)."""
         if every != "auto" and every is not None and (type(every) is not int or every < 1):
             raise UsageError(f"save_every={every!r}", hint="a number of steps, 'auto', or None")
-        # Several workers must come to one answer, and their clocks do not.
-        self._every = 100 if every == "auto" and self._world > 1 else every
+        self._every = every
 
-    def due(self, steps: int) -> bool:
-        """Whether a state that has seen so many steps is to be saved."""
+    def due(self, steps: int, agreed: Callable[[str, str], str]) -> bool:
+        """Whether a state that has seen so many steps is to be saved.
+
+        `agreed` gives the value that all workers of the run go by. Fails: CoordError.
+        """
         if self._every is None or steps == self.last:
             return False
         if self._every != "auto":
             return steps % self._every == 0
+        if self._world > 1:
+            return steps >= self._common_step(steps, agreed)
         now = time.monotonic()
         wait_s = best_interval_s(self._cost_s, now - self._started, self.failures)
         return now - self._saved_at >= wait_s
+
+    def _common_step(self, steps: int, agreed: Callable[[str, str], str]) -> int:
+        """The next step to save, for all workers of a replica: each has a clock, the first answer stands."""
+        now = time.monotonic()
+        if self._pace is None:
+            self._pace = steps - 1, now
+        begun_at, begun = self._pace
+        since = max(self._tried, begun_at)
+        if self._next is None or self._next[0] != since:
+            if self.last < 0:
+                wait = _FIRST_STEPS
+            else:
+                step_s = max(_SHORTEST_STEP_S, (now - begun) / max(1, steps - 1 - begun_at))
+                wait = round(best_interval_s(self._cost_s, now - self._started, self.failures) / step_s)
+            self._next = since, int(agreed(f"save after {since}", str(since + max(1, wait))))
+        return self._next[1]
 
     def save(self, steps: int, state: Any, meta: Mapping[str, Any], *, again: bool = False) -> None:
         """Save, unless that was done; `again`: even then, and with patience. Returns when it is captured.
 
         A failure is told and stops nothing.
         """
+        self._tried = steps
         if steps == self.last and not again:
             return
         began = time.monotonic()

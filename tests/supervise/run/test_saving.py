@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,3 +82,29 @@ def test_the_last_save_waits_for_a_worker_that_is_still_going(
         saver.settle(30)
         assert saver.saved(10)
         saver.hand_over(ends=True)
+
+
+def test_workers_that_save_together_come_to_one_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("holdfast.supervise.saving.time", SimpleNamespace(monotonic=lambda: now[0]))
+    stands: dict[str, str] = {}
+    with journal.Journal(tmp_path / "journal.jsonl", component="test") as events:
+        savers = [RunSaver(tmp_path, run="r", rank=rank, world=2, events=events) for rank in (0, 1)]
+        found: list[list[int]] = [[], []]
+        for step in range(41, 2000):
+            # One has the slower clock, and its saves cost more: left to itself it would save less often.
+            for rank in (0, 1) if step % 2 else (1, 0):
+                now[0] += 0.05 * (rank + 1)
+                if savers[rank].due(step, stands.setdefault):
+                    found[rank].append(step)
+                    savers[rank]._tried = step
+                    if (rank, len(found[rank])) != (1, 2):  # one of the saves fails, for one of them
+                        savers[rank].last, savers[rank]._cost_s = step, 0.5 * (rank + 1)
+    assert found[0] == found[1]
+    assert found[0][0] == 140  # a hundred steps after the one that they began with
+    # Then by cost: sqrt(2 * 0.5 s * an hour) is 60 s and sqrt(2 * 1.0 s * an hour) 85 s, of steps of 0.15 s.
+    gaps = {after - before for before, after in zip(found[0], found[0][1:], strict=False)}
+    assert len(found[0]) > 3
+    assert all(60 / 0.15 * 0.9 < gap < 85 / 0.15 * 1.1 for gap in gaps), gaps
