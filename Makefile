@@ -57,7 +57,8 @@ test: lint
 	$(BIN)/pytest -n $(JOBS) -m "not process and not full"
 	$(BIN)/pytest -m "process and not full"
 
-test-full: lint
+# With the peers of the benchmarks: Orbax itself restores what was exported, torch saves what is imported.
+test-full: lint $(BENCH_INSTALLED)
 	$(BIN)/pytest -n $(JOBS) -m "not process" --hypothesis-profile=explore
 	$(BIN)/pytest -m "process"
 
@@ -81,6 +82,7 @@ $(VENV)/etcd: | $(INSTALLED)
 bench: $(BENCH_INSTALLED) $(VENV)/etcd
 	$(BIN)/python -m bench checkpoint
 	$(BIN)/python -m bench load
+	$(BIN)/python -m bench scale
 	$(BIN)/python -m bench coord
 	$(BIN)/python -m bench transfer
 	$(BIN)/python -m bench reduce

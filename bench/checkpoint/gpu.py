@@ -23,6 +23,7 @@ BARS: Final = {
     "gpu_writing_slowdown": Bar("what later steps take longer, until durable", "at most", 0.03),
     "gpu_full_call_ms": Bar("longest save(), no memory for a snapshot", "at most", 10),
     "gpu_full_slowdown": Bar("the step after a save, no memory for a snapshot", "at most", 0.03),
+    "gpu_full_writing_slowdown": Bar("later steps until durable, no memory for a snapshot", "at most", 0.03),
     "gpu_restore_vs_orbax": Bar("first restore from the vault / Orbax, warm", "at least", 3),
 }
 _CHILD: Final = "bench.checkpoint.gpu_child"
@@ -131,6 +132,7 @@ def values(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
         "gpu_writing_slowdown": slower("split, fenced", "writing_s"),
         "gpu_full_call_ms": call_ms("full, fenced"),
         "gpu_full_slowdown": slower("full, fenced", "copying_s"),
+        "gpu_full_writing_slowdown": slower("full, fenced", "writing_s"),
         "gpu_restore_vs_orbax": _median(orbax) / vault[0] if vault and orbax else None,
     }
 

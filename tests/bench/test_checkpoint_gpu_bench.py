@@ -39,11 +39,22 @@ def test_values_are_ratios_of_what_was_measured() -> None:
     assert seen["gpu_restore_vs_orbax"] == pytest.approx(4.0)
     assert seen["gpu_writing_slowdown"] is None
     assert seen["gpu_full_call_ms"] is None
+    assert seen["gpu_full_writing_slowdown"] is None
     series = raw(found)
     assert series["vault, first"].rate == pytest.approx(8.0)
     assert series["orbax first save, blocked"].values == (4.0,)
     assert series["disk, cold, first"].rate == pytest.approx(2.0)
     assert values({}) == dict.fromkeys(BARS)
+
+
+def test_a_full_device_has_keys_of_its_own() -> None:
+    full = {**WAY, "call_s": [0.004, 0.002], "copying_s": [0.505], "writing_s": [0.52, 0.51, 0.5]}
+    seen = values({"saves": {"nbytes": 4, "split, fenced": WAY, "full, fenced": full}})
+    assert seen["gpu_full_call_ms"] == pytest.approx(4.0)
+    assert seen["gpu_full_slowdown"] == pytest.approx(0.01)
+    assert seen["gpu_full_writing_slowdown"] == pytest.approx(0.02)
+    assert seen["gpu_slowdown"] == pytest.approx(0.02)
+    assert seen["gpu_writing_slowdown"] is None
 
 
 def test_ballast_needs_a_device_that_says_how_much_it_has() -> None:
@@ -90,7 +101,10 @@ def test_a_smoke_run_measures_everything(tmp_path: Path) -> None:
     assert "route: pinned arena" in found["notes"], found["notes"]
     assert not [note for note in found["notes"] if "failed" in note]
     # A small save may be durable before the step after it is over.
-    missing = {key for key in BARS if found[key] is None} - {"gpu_writing_slowdown"}
+    missing = {key for key in BARS if found[key] is None} - {
+        "gpu_writing_slowdown",
+        "gpu_full_writing_slowdown",
+    }
     assert missing == {"gpu_restore_vs_orbax"}
     assert {"vault, first", "disk, cold, first", "full, no fence: save()"} <= set(found["raw"])
     assert not (tmp_path / "work").exists()

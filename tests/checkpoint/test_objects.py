@@ -402,6 +402,8 @@ def test_saves_through_random_trouble(faulty: FaultyStore, seed: int) -> None:
         reset(body=True),
         status(409, "ConditionalRequestConflict"),
     ]
+    stall, stalled = Stall(), random.Random(f"stall {seed}")  # one for each seed: it takes its timeout
+    held = stalled.randrange(1, 9)
     durable: dict[int, int] = {}
     with checkpointer(faulty.url("run"), keep=None, store=faulty.options(retry_s=3.0)) as ckpt:
         ckpt.save(0, tree(0)).durable(60.0)
@@ -411,6 +413,8 @@ def test_saves_through_random_trouble(faulty: FaultyStore, seed: int) -> None:
                 method = dice.choice(["PUT", "PUT", "PUT", "GET", "HEAD", "POST"])
                 target = dice.choice(["", "safetensors", "manifest", "index", "fences", "intent"])
                 faulty.fail(method, target, dice.choice(kinds), times=dice.choice([1, 1, 2, 30]))
+            if number == held:
+                faulty.fail(stalled.choice(["PUT", "PUT", "GET", "POST"]), "", stall)
             step = number if dice.random() < 0.7 else dice.choice(list(durable))
             size = dice.choice([1000, 1000, 1000, BLOCK + 1])
             try:
@@ -427,6 +431,7 @@ def test_saves_through_random_trouble(faulty: FaultyStore, seed: int) -> None:
             assert ckpt.steps() == sorted(durable)
             for step, value in durable.items():
                 assert (ckpt.load(step=step)["w"] == value).all()
+    stall.release()
     with checkpointer(faulty.url("run"), keep=None) as ckpt:
         ckpt.save(100, tree(100)).durable(60.0)
     check_whole(faulty.url("run"), [*sorted(durable), 100])

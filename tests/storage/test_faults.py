@@ -10,7 +10,17 @@ import pytest
 
 from holdfast.errors import AccessError, MissingPathError, StorageError, UnfitStoreError
 from holdfast.storage import Store, opened
-from tests.storage.objects import Cut, Fault, FaultyStore, Stall, reset, status, truncated, unconditional
+from tests.storage.objects import (
+    Cut,
+    Exchange,
+    Fault,
+    FaultyStore,
+    Stall,
+    reset,
+    status,
+    truncated,
+    unconditional,
+)
 
 BLOCK = 8 << 20
 
@@ -78,6 +88,32 @@ def test_bytes_that_do_not_all_come_are_asked_for_again(
     if fault is not truncated:  # of a whole object only its checksums tell, and those are the format's
         faulty.fail("GET", "run/a$", fault, times=2)
         assert store.read("a", max_bytes=1 << 20) == data
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before the answer", "amid the body"])
+def test_a_range_that_stalls_is_asked_for_again(faulty: FaultyStore, answered: bool) -> None:
+    store = opened(faulty.url("run"), faulty.options(timeout_s=0.5, retry_s=20.0))
+    data = bytes(range(256)) * 40
+    store.create("a", data=data)
+    reader = store.open_part("a")
+    stall = Stall()
+
+    def fault(exchange: Exchange) -> None:
+        if answered:
+            code, headers, body = exchange.passed_on()
+            exchange.answer(code, headers, body, upto=len(body) // 2)
+        stall(exchange)
+
+    faulty.fail("GET", "run/a$", fault)
+    buffer = memoryview(bytearray(4096))
+    started = time.monotonic()
+    assert reader.read_into(buffer, 1024) == 4096
+    assert time.monotonic() - started >= 0.4, "it was not the timeout that ended the wait"
+    assert buffer == data[1024:5120]
+    assert stall.reached.is_set()
+    assert faulty.proxy.count("GET", "run/a$") >= 2
+    stall.release()
+    reader.close()
 
 
 def test_who_reads_on_has_the_next_ranges_asked_for(faulty: FaultyStore, store: Store) -> None:

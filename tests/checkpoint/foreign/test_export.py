@@ -14,7 +14,7 @@ import pytest
 
 from holdfast import faults
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.foreign import export, export_orbax, import_checkpoint, orbax_writer
+from holdfast.checkpoint.foreign import export, export_orbax, import_checkpoint, orbax_layout, orbax_writer
 from holdfast.checkpoint.foreign.orbax_tree import DICT, SEQUENCE
 from holdfast.errors import (
     CorruptError,
@@ -227,6 +227,35 @@ def test_a_damaged_step_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="block 0"):
         export_orbax(source, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_an_export_that_was_damaged_as_it_lay_there_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bit of one array, flipped between writing and reading back; the format itself protects none."""
+    noise = np.frombuffer(np.random.default_rng(1).bytes(1 << 16), np.uint8)  # lies there as it is
+    source = saved(tmp_path / "ckpt", {"a": noise[::-1], "w": noise, "z": np.ones(9)})
+    needle, flipped = noise[1000:1064].tobytes(), []
+
+    def describe(folder: str, *rest: Any) -> None:
+        orbax_layout.describe(folder, *rest)
+        for path in Path(folder).rglob("*"):
+            data = bytearray(path.read_bytes()) if path.is_file() else bytearray()
+            if (at := data.find(needle)) >= 0:
+                data[at] ^= 1
+                path.write_bytes(data)
+                flipped.append(path)
+
+    monkeypatch.setattr(export, "describe", describe)
+    with pytest.raises(
+        CorruptError, match=r"^w: written as [0-9a-f]{32}, read back as [0-9a-f]{32}"
+    ) as caught:
+        export_orbax(source, tmp_path / "out")
+    assert len(flipped) == 1
+    assert caught.value.arrays == ("w",)
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+    monkeypatch.undo()
+    export_orbax(source, tmp_path / "out")
 
 
 def noise_array() -> Any:

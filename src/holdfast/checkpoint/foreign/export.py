@@ -80,7 +80,7 @@ def export_orbax(
     tree = ExportTree(library, manifest, arrays, renaming(rename), empty)
     total = 2 * sum(entry.nbytes for _, entry in tree.arrays)
     with _unfinished(path) as folder:
-        writing = OrbaxWriter(library, folder, StepReader(store, manifest), memory_limit // 12)
+        writing = OrbaxWriter(library, folder, StepReader(store, manifest), memory_limit // 16)
         done = writing.write(tree, lambda count: progress(count, total))
         describe(folder, tree, manifest)
         digests = writing.check(tree, lambda count: progress(done + count, total))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from holdfast.arrays import Bytes1D
 from holdfast.arrays import dtype as dtype_of
 from holdfast.arrays.text import reason
 from holdfast.checkpoint.foreign.boxes import cut, extent, pieces, whole
+from holdfast.checkpoint.foreign.orbax import trim
 from holdfast.checkpoint.foreign.orbax_layout import ExportTree, stored_name
 from holdfast.checkpoint.step_reader import Box, StepReader
 from holdfast.errors import CorruptError, DeadlineError, OutOfSpaceError, StorageError
@@ -89,7 +89,7 @@ class OrbaxWriter:
             self._done("write", future.copy)
         self._done("commit", transaction.commit_async())
         pending.clear()
-        _trim()
+        trim()
         faults.site("export.committed")
 
     def check(self, tree: ExportTree, progress: Progress) -> dict[str, str]:
@@ -109,7 +109,7 @@ class OrbaxWriter:
                 hasher.update(data.data)
                 done += data.size
                 progress(done)
-                _trim()
+                trim()
             if hasher.hexdigest() != self._seen[name]:
                 raise CorruptError(
                     f"{name}: written as {self._seen[name]}, read back as {hasher.hexdigest()}",
@@ -172,10 +172,3 @@ class OrbaxWriter:
             with suppress(Exception):
                 future.result(timeout=_SETTLE_S)
             raise
-
-
-def _trim() -> None:
-    """Give freed memory back: glibc keeps what tensorstore's threads freed, several chunks of it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
-    if trim is not None:
-        trim(0)

@@ -356,6 +356,7 @@ def _fill(
             hasher.update(data.data)
             image.add(data)
             done.add(data.size)
+            del values, data  # before the next tile is made
         seen[piece] = hasher.digest()
         if last[piece.name] == at and piece.name in ending:
             one.array.release()
