@@ -69,6 +69,16 @@ def test_one_replica_on_several_nodes_has_copies_at_neighbours(tmp_path: Path) -
     assert agent_config(settings(tmp_path, replicas=2, nodes=2), 0, "t" * 32).neighbours == ()
 
 
+def test_copies_are_outside_of_the_failure_domain(tmp_path: Path) -> None:
+    racks = ("a", "a", "b", "b")
+    lone = settings(tmp_path, replicas=1, workers_per_replica=4, nodes=4, domains=racks)
+    held = {owner: node for node in range(4) for owner, _ in agent_config(lone, node, "t" * 32).neighbours}
+    assert sorted(held) == [0, 1, 2, 3]
+    assert all(racks[owner] != racks[node] for owner, node in held.items())
+    with pytest.raises(UsageError, match="there are 2 domains"):
+        settings(tmp_path, nodes=3, domains=("a", "b"))
+
+
 def test_a_launch_from_within_a_worker_is_a_run_of_its_own(tmp_path: Path) -> None:
     environment = {"HOLDFAST_CONTROL_FD": "7", "HOLDFAST_RUN": "outer", "HOLDFAST_FAULTS": "", "PATH": "/bin"}
     config = agent_config(settings(tmp_path, environment=environment), 0, "t" * 32)

@@ -21,6 +21,7 @@ from holdfast.errors import UsageError
     "--parked", default=0, show_default=True, help="Warm processes on each node, to replace others."
 )
 @click.option("--nodes", default=1, show_default=True, help="Nodes on this machine, each with an agent.")
+@click.option("--domains", metavar="A,A,B,..", default="", help="What each node fails together with.")
 @click.option("--spares", default=0, show_default=True, help="Nodes of them that are kept free.")
 @click.option("--min-replicas", default=1, show_default=True, help="Go on with as few as this.")
 @click.option(
@@ -130,6 +131,7 @@ def _settings(options: dict[str, Any]) -> Any:
         max_replicas=options["max_replicas"],
         parked=options["parked"],
         nodes=options["nodes"],
+        domains=tuple(name.strip() for name in options["domains"].split(",") if name.strip()),
         spares=options["spares"],
         lanes=options["lanes"],
         wire_dtype=options["wire_dtype"],

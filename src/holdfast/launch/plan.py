@@ -63,6 +63,8 @@ class LaunchSettings:
     max_replicas: int = 0
     parked: int = 0
     nodes: int = 1
+    domains: tuple[str, ...] = ()
+    """For each node what it fails together with, a rack or a power line; empty: each is one of its own."""
     spares: int = 0
     lanes: int = 8
     wire_dtype: str | None = None
@@ -92,6 +94,11 @@ class LaunchSettings:
         if self.lanes < 1:
             raise UsageError(f"lanes={self.lanes} is less than 1", hint="a step has one lane at least")
         check_wire_dtype(self.wire_dtype)
+        if self.domains and len(self.domains) != self.nodes:
+            raise UsageError(
+                f"there are {len(self.domains)} domains ({', '.join(self.domains)}) for {self.nodes} nodes",
+                hint="name one for each node, in order: --domains rack1,rack1,rack2,rack2",
+            )
         if self.nproc < 0:
             raise UsageError(f"nproc={self.nproc} is less than 0", hint="0 stands for all cores")
         try:
@@ -203,7 +210,8 @@ def _kept_copies(settings: LaunchSettings, node: int) -> tuple[tuple[int, str], 
     """The nodes whose states this one keeps copies of: none where two replicas hold the state anyway."""
     if settings.replicas > 1 or settings.nodes == 1 or not settings.vault:
         return ()
-    holders = neighbours([str(number) for number in range(settings.nodes)])
+    nodes = [str(number) for number in range(settings.nodes)]
+    holders = neighbours(nodes, dict(zip(nodes, settings.domains, strict=False)))
     return tuple(
         (int(owner), f"file:{vault_socket(node_root(settings, int(owner)))}.address")
         for owner, holder in sorted(holders.items())
