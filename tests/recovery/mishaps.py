@@ -68,6 +68,8 @@ class Plan:
         """Hear of the fault sites of this process."""
         if self._mishaps:
             faults._armed = self  # type: ignore[assignment]
+            for what, number in _ORDERS.items():
+                signal.signal(number, lambda *_, what=what: _TO_SELF[what]())
 
     def hit(self, name: str) -> None:
         """Somebody came by here."""
@@ -75,29 +77,39 @@ class Plan:
             if name == one.at and one.slot in (-1, self.slot) and one.step in (-1, self.step):
                 waits = one.after >= 0 and not happened(self._out, one.after)
                 if not waits and (self._claim(number) or one.always):
-                    self._act(one)
+                    self._act(number, one)
 
     def _claim(self, number: int) -> bool:
         try:
-            (self._out / f"mishap-{number}").touch(exist_ok=False)
+            _trace(self._out, number).touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
 
-    def _act(self, one: Mishap) -> None:
+    def _act(self, number: int, one: Mishap) -> None:
         if one.told is not None:
             _until_told(*one.told)
+        pids = [] if one.who == "self" else _found(one.who)
+        os.utime(_trace(self._out, number))
         if one.who == "self":
             _TO_SELF[one.what]()
-            return
-        for pid in _found(one.who):
+        for pid in pids:
             with suppress(ProcessLookupError):
-                os.kill(pid, _SIGNALS[one.what])
+                os.kill(pid, (_SIGNALS | _ORDERS)[one.what])
 
 
 def happened(out: Path, number: int) -> bool:
     """Whether a mishap has happened."""
-    return (out / f"mishap-{number}").exists()
+    return _trace(out, number).exists()
+
+
+def moment(out: Path, number: int) -> float:
+    """When it happened, in wall time. Fails: OSError if it did not."""
+    return _trace(out, number).stat().st_mtime
+
+
+def _trace(out: Path, number: int) -> Path:
+    return out / f"mishap-{number}"
 
 
 # ---- to oneself
@@ -153,6 +165,11 @@ _SIGNALS: Final = {
     "term": signal.SIGTERM,
     # What the kernel does; that it was for want of memory is told by a counter that nobody here can write.
     "oom": signal.SIGKILL,
+}
+
+# By these one process tells another what is to befall it; its main thread obeys, also one that is parked.
+_ORDERS: Final = {
+    what: signal.SIGRTMIN + number for number, what in enumerate(("exit1", "raise", "gil", "spin"), 1)
 }
 
 _TO_SELF: Final[dict[str, Callable[[], object]]] = {

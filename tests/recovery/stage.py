@@ -8,19 +8,28 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from holdfast.journal import Event, LaneDigests, WorkerExited, WorkerHung, read
+from holdfast.journal import Event, LaneDigests, Record, StepDone, WorkerExited, WorkerHung, read
 from holdfast.supervise.agent_config import vault_socket
 from holdfast.supervise.processes import end_marked, marked
+from holdfast.supervise.watch import Deadlines
 from holdfast.testing.launched import LaunchedRun
-from tests.recovery.mishaps import ENV, Mishap, encoded, happened
+from tests.recovery.mishaps import ENV, Mishap, encoded, happened, moment
+from tests.recovery.short_launch import IMPORT_S, PHASE_S
 
 UNTIL: Final = 30
 LANES: Final = 8
 BUDGET_S: Final = 40.0
 """How long a cell may take on a machine that does other things as well."""
+RECOVERY_S: Final = 5.0
+"""How long after a mishap that everybody sees the next step may be; after a hang, once that is found."""
+AGENT_S: Final = 15.0
+"""So long where an agent is lost, and all its workers with it."""
+STEP_S: Final = 2.0
+"""How long a step may take where one is to hang."""
 TRAINER: Final = Path(__file__).with_name("trainer.py")
 LAUNCH: Final = ("-m", "holdfast.cli", "launch")
 SHORT: Final = ("-m", "tests.recovery.short_launch")
@@ -93,7 +102,7 @@ class Scene:
 
     def _step_s(self) -> str:
         """How long a step may take: little where one is to hang, else more than a machine is ever slow."""
-        return "2" if any(one.what in ("gil", "spin") for one in self.mishaps) else "30"
+        return f"{STEP_S:g}" if any(one.what in ("gil", "spin") for one in self.mishaps) else "30"
 
     def _arguments(self) -> list[str]:
         lanes = ["--no-lanes"] if self.workers > 1 else []
@@ -118,12 +127,13 @@ class Scene:
                 found.append(Applied(int(path.name.removeprefix("steps-")), int(step), digest))
         return found
 
-    def events(self) -> list[Event]:
+    def records(self) -> list[Record]:
         """The journal of the run; empty before there is one."""
         path = self.folder / "journal.jsonl"
-        if not path.exists():
-            return []
-        return [record.event for record in read(path)]  # type: ignore[misc]
+        return list(read(path)) if path.exists() else []
+
+    def events(self) -> list[Event]:
+        return [record.event for record in self.records()]  # type: ignore[misc]
 
     def causes(self) -> list[str]:
         """Why workers ended, but for those that were done or had to go with others."""
@@ -149,6 +159,28 @@ class Scene:
         assert set(self.finals()) == {undisturbed[self.until - 1]}
         self.check_so_far(undisturbed)
         assert {one.step for one in self.applied()} == set(range(self.until))
+        self.check_times()
+
+    def check_times(self) -> None:
+        """From the first mishap on nobody waited longer for the next step than the slowest of them allows."""
+        if not self.mishaps:
+            return
+        begin = min(moment(self.out, number) for number in range(len(self.mishaps)))
+        steps = [one.t for one in self.records() if isinstance(one.event, StepDone) and one.t > begin]
+        longest = max((after - before for before, after in pairwise([begin, *steps])), default=0.0)
+        allowed = max(map(self._allowed_s, self.mishaps))
+        assert longest <= allowed, f"{longest:.1f} s without a step, {allowed:g} s are allowed"
+
+    def _allowed_s(self, mishap: Mishap) -> float:
+        if mishap.who == "agent":
+            return AGENT_S
+        found_s = 0.0
+        if mishap.what == "stop":
+            found_s = Deadlines().stopped_s
+        elif mishap.what in ("gil", "spin"):
+            short = IMPORT_S if mishap.at == "import" else PHASE_S
+            found_s = short if self.program == SHORT else STEP_S
+        return found_s + RECOVERY_S
 
     def check_so_far(self, undisturbed: Digests) -> None:
         """Whatever its end, nobody had a wrong state, skipped a step, or applied one twice."""

@@ -39,12 +39,17 @@ PHASES: Final = {
     "shutdown": Mishap(at="end", what="", slot=1),
     "exit": Mishap(at="exit", what="", slot=0),
 }
+# What a run has beside its workers.
+BESIDE: Final = ("coordinator", "vault", "agent")
+PHASES_OF_A_RUN: Final = ("start", "compile", "restore", "step", "reduce", "save", "shutdown")
 CAUSES: Final = {
     "kill": "crashed",
     "segv": "crashed",
     "exit1": "crashed",
     "exit75": "crashed",
     "raise": "crashed",
+    # Under launch the agent hears of a preemption; a worker that is sent the signal itself dies of it.
+    "term": "crashed",
     "oom": "crashed",  # the counter of the control group that would tell it cannot be written here
     "stop": "stopped",
     "gil": "hung",
@@ -55,7 +60,7 @@ OVER: Final = ("shutdown", "exit")
 SAID: Final = ("exit1", "exit75", "raise")
 HANGS: Final = ("stop", "gil", "spin")
 # Sites that are passed on a thread, where an exception or a loop would not be the program's.
-SIGNALS: Final = ("kill", "stop", "segv", "oom")
+SIGNALS: Final = ("kill", "stop", "segv", "term", "oom")
 # Sites within a named wait, where no code of the program can loop; what holds the interpreter's lock can be
 # another thread of it. Such a worker is missed by the coordinator, and may live until the others are done.
 INSIDE: Final = ("restore", "meeting", "reduce", "adding")
@@ -64,6 +69,7 @@ QUICK: Final = {
     ("segv", "restore"),
     ("stop", "save"),
     ("exit1", "shutdown"),
+    ("term", "step"),
 }
 
 
@@ -102,7 +108,7 @@ def test_a_worker(what: str, phase: str, tmp_path: Path, undisturbed: Digests) -
         assert scene.causes() == [CAUSES[what]]
 
 
-@pytest.mark.parametrize("phase", ["start", "compile", "restore", "reduce", "save", "shutdown"])
+@pytest.mark.parametrize("phase", PHASES_OF_A_RUN)
 @full  # in every run of the tests: a script that ends so, in tests/launch/test_launch.py
 def test_a_worker_says_that_trying_again_is_no_use(phase: str, tmp_path: Path, undisturbed: Digests) -> None:
     assert Scene(tmp_path, (befalls(phase, "exit78"),)).play() == 78
@@ -119,27 +125,25 @@ def test_a_step_fails_whoever_tries_it(tmp_path: Path, undisturbed: Digests) -> 
     assert {one.step for one in scene.applied()} == set(range(6))
 
 
-@pytest.mark.parametrize(
-    ("what", "phase"),
-    [
-        pytest.param("kill", "compile", marks=full),
-        pytest.param("stop", "compile", marks=full),
-        pytest.param("raise", "compile", marks=full),
-        pytest.param("exit1", "start", marks=full),
-        pytest.param("gil", "compile", marks=full),
-    ],
-)
+WARMING: Final = [(what, phase) for what in CAUSES for phase in ("start", "compile")]
+
+
+@pytest.mark.parametrize(("what", "phase"), WARMING)
+@full
 def test_a_parked_process_that_warms_up(what: str, phase: str, tmp_path: Path, undisturbed: Digests) -> None:
     # The first loss promotes the one that is parked; the next one to warm up takes its place, or would.
     warm = Mishap(at="lane", what="kill", slot=1, step=6)
-    program = SHORT if what == "gil" else ()
+    program = SHORT if what in ("gil", "spin") else ()
     scene = Scene(tmp_path, (warm, befalls(phase, what, after=0)), parked=1, lane_s=0.02, program=program)
     assert scene.play() == 0
     scene.check(undisturbed)
 
 
+WAITING: Final = [what for what in CAUSES if what != "exit75"]
+
+
 @pytest.mark.parametrize(
-    "what", ["kill", *(pytest.param(one, marks=full) for one in ("stop", "segv", "term"))]
+    "what", [pytest.param(one, marks=() if one == "kill" else (full,)) for one in WAITING]
 )
 def test_a_parked_process_that_waits(what: str, tmp_path: Path, undisturbed: Digests) -> None:
     at = {"at": "lane", "slot": 0}
@@ -147,41 +151,34 @@ def test_a_parked_process_that_waits(what: str, tmp_path: Path, undisturbed: Dig
         tmp_path,
         (Mishap(what=what, who="parked", step=4, **at), Mishap(what="kill", who="slot:1", step=6, **at)),  # type: ignore[arg-type]
         parked=1,
-        lane_s=0.02,
+        # So that it is missed before the end.
+        lane_s=0.04 if what in ("gil", "spin") else 0.02,
     )
+    assert scene.play() == 0
+    scene.check(undisturbed)
+    if what in ("gil", "spin"):
+        assert scene.causes() == ["crashed", "hung"]
+
+
+@pytest.mark.parametrize("what", WAITING)
+@full
+def test_a_parked_process_that_nobody_needs_any_more(what: str, tmp_path: Path, undisturbed: Digests) -> None:
+    scene = Scene(tmp_path, (befalls("shutdown", what, "parked"),), parked=1, lane_s=0.02)
     assert scene.play() == 0
     scene.check(undisturbed)
 
 
 PARTS: Final = [
-    ("kill", "coordinator", "compile"),
-    ("kill", "coordinator", "restore"),
+    *((what, who, phase) for who in BESIDE for what in ("kill", "stop") for phase in PHASES_OF_A_RUN),
     ("kill", "coordinator", "meeting"),
-    ("kill", "coordinator", "reduce"),
-    ("kill", "coordinator", "save"),
+    *(("kill", who, phase) for who in ("vault", "agent") for phase in ("staged", "last save")),
     ("kill", "coordinator", "last save"),
-    ("kill", "coordinator", "shutdown"),
-    ("segv", "coordinator", "step"),
-    ("stop", "coordinator", "step"),
-    ("stop", "coordinator", "restore"),
-    ("kill", "vault", "compile"),
-    ("kill", "vault", "restore"),
-    ("kill", "vault", "save"),
-    ("kill", "vault", "staged"),
-    ("kill", "vault", "last save"),
-    ("kill", "vault", "shutdown"),
-    ("segv", "vault", "staged"),
-    ("stop", "vault", "save"),
     ("stop", "vault", "last save"),
-    ("kill", "agent", "compile"),
-    ("kill", "agent", "restore"),
-    ("kill", "agent", "reduce"),
-    ("kill", "agent", "staged"),
-    ("kill", "agent", "last save"),
-    ("kill", "agent", "shutdown"),
+    ("segv", "coordinator", "step"),
+    ("segv", "vault", "staged"),
     ("segv", "agent", "step"),
-    ("stop", "agent", "reduce"),
-    ("stop", "agent", "save"),
+    # They end in order, and are started again. To an agent it is a notice: see below.
+    *(("term", who, phase) for who in ("coordinator", "vault") for phase in PHASES_OF_A_RUN),
 ]
 QUICK_PARTS: Final = {
     ("kill", "coordinator", "meeting"),
@@ -213,10 +210,15 @@ def test_the_vault_dies_at_every_other_save(site: str, tmp_path: Path, undisturb
     scene.check(undisturbed)
 
 
-@pytest.mark.parametrize("phase", ["step", *(pytest.param(one, marks=full) for one in ("compile", "save"))])
+PREEMPTED: Final = [phase for phase in PHASES_OF_A_RUN if phase != "shutdown"]
+
+
+@pytest.mark.parametrize(
+    "phase", [pytest.param(one, marks=() if one == "step" else (full,)) for one in PREEMPTED]
+)
 def test_the_only_node_is_preempted(phase: str, tmp_path: Path, undisturbed: Digests) -> None:
-    # Whoever did it waits until the run knows: alone the others get nowhere. One that compiles is ended.
-    held = () if phase == "compile" else (befalls(phase, "hold", after=0),)
+    # Whoever did it waits until the run knows: alone the others get nowhere. One without a seat is ended.
+    held = () if phase in ("start", "compile") else (befalls(phase, "hold", after=0),)
     scene = Scene(tmp_path, (befalls(phase, "term", "agent"), *held))
     # It has the coordinator: all save and stop, and the same command goes on.
     assert scene.play() == 75
@@ -224,3 +226,28 @@ def test_the_only_node_is_preempted(phase: str, tmp_path: Path, undisturbed: Dig
     again = Scene(tmp_path, replicas=3)
     assert again.play() == 0
     again.check(undisturbed)
+
+
+# What has no cell, and why: faults, parts, phases ("*": all). tests/recovery/test_table.py holds it complete.
+NO_CELL: Final = (
+    ("collective", "*", "*", "none spans two replicas; within one: tests/jax/test_launched_world.py"),
+    ("spin", "worker", "restore reduce", "no code of the program runs within a named wait"),
+    ("exit1 exit75 exit78 raise gil spin", "coordinator vault agent", "*", "no code of a program runs there"),
+    ("segv oom", "coordinator vault agent", "*", "who watches sees an end by a signal, as with kill"),
+    ("term", "agent", "shutdown", "a notice when all is done: the end and the stop race, and both are right"),
+    ("*", "parked", "restore reduce save", "it waits, whatever others do; with a seat it is a worker"),
+    ("exit75", "parked", "step shutdown", "of one that waits it is no other word than exit1"),
+    ("exit78", "parked", "*", "whoever says it ends the run, as a worker does"),
+)
+
+
+def table() -> set[tuple[str, str, str]]:
+    """The cells above: fault, part, phase."""
+    return {
+        *((str(one.values[0]), "worker", str(one.values[1])) for one in cells()),
+        *(("exit78", "worker", phase) for phase in PHASES_OF_A_RUN),
+        *((what, "parked", phase) for what, phase in WARMING),
+        *((what, "parked", phase) for what in WAITING for phase in ("step", "shutdown")),
+        *PARTS,
+        *(("term", "agent", phase) for phase in PREEMPTED),
+    }

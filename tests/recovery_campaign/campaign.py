@@ -32,7 +32,7 @@ from holdfast.testing.launched import LaunchedRun
 TRAINER: Final = Path(__file__).parents[1] / "launch" / "trainer.py"
 REPLICAS: Final = 3
 MEAN_S: Final = 5.0
-_LANE_S: Final = 0.03
+_LANE_S: Final = 0.04
 _STEPS_PER_S: Final = 8
 """Fewer than an undisturbed run makes: the faults end first, or nearly so."""
 _LAST_STEPS: Final = 30

@@ -60,6 +60,9 @@ class Verdicts:
         roster.forget(worker)
         if not wanted and report.code in FINAL_CODES:
             self._lost(worker, report)
+            if worker.seat is not None:  # the others of its replica cannot save without it
+                replica = roster.replicas[worker.seat.replica]
+                self._seating.lose(replica, f"{roster.name_of(worker)} {report.cause}")
             hint = report.detail or "look at its log"
             roster.stop(report.code, f"{roster.name_of(worker)} ended with {report.code}: {hint}")
             return
