@@ -50,7 +50,7 @@ def test_half_a_minute_is_too_long_for_a_recovery(
     what: str, who: str, seconds: float, tmp_path: Path
 ) -> None:
     scene = Scene(tmp_path, (Mishap(at="lane", what=what, who=who),))
-    os.close(os.open(scene.out / "mishap-0", os.O_CREAT))
+    (scene.out / "mishap-0").touch()
     os.utime(scene.out / "mishap-0", (100.0, 100.0))
     _write_steps(scene, 99.0, 100.0 + seconds)
     scene.check_times()

@@ -66,6 +66,10 @@ class BatchConfig:
         share = size // self.lanes if self.lanes else size
         return share // self.micro if self.micro else 1
 
+    def is_fused(self, size: int) -> bool:
+        """Whether a step with a batch of `size` is one program: no lanes, and one microbatch."""
+        return not self.lanes and self.microbatches(size) == 1
+
     def _undivided(self, size: int) -> list[Problem]:
         pieces = max(self.lanes, 1) * max(self.micro, 1)
         if size % pieces == 0:

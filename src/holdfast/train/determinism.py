@@ -1,9 +1,10 @@
-"""What makes a step's bits the same every time on a GPU. The private part of JAX for it is in this file.
+"""What a step is compiled with on a GPU, so that it is fast and, if asked, has the same bits every time.
 
 XLA leaves out kernels that add in no fixed order when it is told to. For cuDNN's attention it then builds a
 deterministic backward graph, but writes that into the instruction only after taking its fingerprint
 (openxla/xla pull request 46500): instructions that are alike share one graph, the first of them no longer
 finds it, and the step fails with `raw_hash_map<>::at`. If the instruction says so from the start, both agree.
+The private part of JAX for that is in this file.
 """
 
 from __future__ import annotations

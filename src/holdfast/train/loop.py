@@ -134,7 +134,7 @@ class Loop:
     def _world(self, start: int, stop: int, both: State, rate: Any, decay: Any) -> tuple[State, Any]:
         """The whole batch in this world; XLA sums over its devices."""
         micro = self._ready(stop - start)
-        if self._programs.is_fused(stop - start):
+        if self._config.batch.is_fused(stop - start):
             (piece,) = self._feed.micros(start, stop)
             # It overwrites the state, which a save may still be reading.
             self._run.fence()

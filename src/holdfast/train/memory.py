@@ -109,6 +109,10 @@ _CPU: Final = _Habits(
 )
 
 
+def _habits(platform: str) -> _Habits:
+    return _CPU if platform == "cpu" else _ACCELERATOR
+
+
 def memory(config: TrainConfig, platform: str = "gpu") -> Memory:
     """What each device of a replica needs for this run. The config must be free of mistakes."""
     found = parameters(config.model)
@@ -116,7 +120,7 @@ def memory(config: TrainConfig, platform: str = "gpu") -> Memory:
     kept, workspace = activations(config, samples, platform)
     # In one program with the update, gradients take the place of activations.
     sums = 0 if programs(config) == ("fused",) else _sums(config, found)
-    habits = _CPU if platform == "cpu" else _ACCELERATOR
+    habits = _habits(platform)
     workspace += round(habits.more[config.model.layers == "scanned"] * sums)
     return Memory(
         params=_params(config, found),
@@ -130,8 +134,7 @@ def memory(config: TrainConfig, platform: str = "gpu") -> Memory:
 
 def programs(config: TrainConfig) -> tuple[str, ...]:
     """The programs of a step: one for all where the batch is one microbatch of one world."""
-    sizes = {phase.size for phase in config.batches.phases}
-    fused = not config.batch.lanes and (not config.batch.micro or sizes == {config.batch.micro})
+    fused = all(config.batch.is_fused(phase.size) for phase in config.batches.phases)
     return ("fused",) if fused else ("first", "more", "apply")
 
 
@@ -141,7 +144,7 @@ def program_bytes(config: TrainConfig, program: str, samples: int, platform: str
     sums = _sums(config, found)
     batch = samples * config.seq_len // (config.mesh.data * config.mesh.fsdp) * _FLOAT
     batch *= 5 if config.data.separate else 3
-    habits = _CPU if platform == "cpu" else _ACCELERATOR
+    habits = _habits(platform)
     at_rest = _params(config, found) + _optimizer(config, found)
     change = (
         habits.change[_shared(config.mesh)] * held(found, config.mesh, stored=config.mesh.zero >= 3) * _FLOAT
@@ -164,7 +167,7 @@ def program_bytes(config: TrainConfig, program: str, samples: int, platform: str
 def activations(config: TrainConfig, samples: int, platform: str) -> tuple[int, int]:
     """Bytes kept for the backward pass, and of the workspace, for a microbatch of so many samples."""
     model, mesh = config.model, config.mesh
-    habits = _CPU if platform == "cpu" else _ACCELERATOR
+    habits = _habits(platform)
     width = _width(model, platform)
     tokens = samples * config.seq_len // (mesh.data * mesh.fsdp)
     stream = width * model.hidden / (mesh.tensor if mesh.sequence_parallel else 1)

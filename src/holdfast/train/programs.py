@@ -52,17 +52,13 @@ class Programs:
         """Have what a step with a batch of `size` calls; gives the samples of a microbatch."""
         batch = self.steps.config.batch
         micro = batch.micro or size
-        if self.is_fused(size):
+        if batch.is_fused(size):
             self.ready(("fused",), micro)
         else:
             # All sizes to come: a batch that grows then compiles nothing.
             several = any(batch.microbatches(phase.size) > 1 for phase in self.steps.config.batches.phases)
             self.ready(("first", "more", "apply") if several else ("first", "apply"), micro)
         return micro
-
-    def is_fused(self, size: int) -> bool:
-        """Whether a step with a batch of `size` is one program: no lanes, and one microbatch."""
-        return not self.steps.config.batch.lanes and self.steps.config.batch.microbatches(size) == 1
 
     def digests(self) -> dict[str, str]:
         """What names the bits that each program gives; only those that have a name."""
