@@ -33,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     """Measure everything."""
+    from bench.reduce import overlap
     from bench.reduce.rounds import Rounds
 
     notes = []
@@ -47,6 +48,9 @@ def run(args: argparse.Namespace) -> Report:
                 floats //= 1000
             if floats <= args.max_floats:
                 measured.measure(word, floats, number)
+    raw = measured.raw()
+    if find_spec("jax") is not None:
+        raw |= overlap.measure(rounds, smoke=args.smoke, progress=progress)
     notes += measured.notes
     if args.smoke:
         notes.append("a smoke run: little data and cold code, the numbers mean nothing")
@@ -55,7 +59,7 @@ def run(args: argparse.Namespace) -> Report:
         values=measured.values,
         method=_method(rounds, about),
         versions=machine.versions("holdfast", "numpy", "xxhash", "jax", "jaxlib"),
-        raw=measured.raw(),
+        raw=raw,
         notes=notes,
     )
 
@@ -69,7 +73,9 @@ def _method(rounds: int, about: str) -> str:
         "exchange, total: from a numpy array in every process to one in every process. gloo: jit of a "
         "shard_map with lax.psum over one CPU device per process, jax_cpu_collectives_implementation=gloo, "
         "the input on its device, until block_until_ready. 'exchange' is the part of Holdfast's time after "
-        f"the lane was added. Machine: {about}."
+        "the lane was added. Lanes that are computed as long as they are folded: one process, JAX arrays; "
+        "the computation is a wait that takes no core; folded in the call that adds them, and beside it. "
+        f"Machine: {about}."
     )
 
 

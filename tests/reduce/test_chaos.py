@@ -43,10 +43,13 @@ def go_on(crew: Crew, step: int, decided: set[int]) -> None:
 
 
 @pytest.mark.parametrize("transports", [("memfd", "tcp"), ("tcp",)], ids=["memfd", "tcp"])
+@pytest.mark.parametrize("inline_bytes", [1 << 30, 0], ids=["folded in the call", "beside it"])
 @pytest.mark.parametrize("seed", range(3))
-def test_no_loss_at_any_moment_changes_a_bit(seed: int, transports: tuple[str, ...]) -> None:
+def test_no_loss_at_any_moment_changes_a_bit(
+    seed: int, inline_bytes: int, transports: tuple[str, ...]
+) -> None:
     chance = random.Random(seed)
-    with Crew(3, num_lanes=LANES, transports=transports) as crew:
+    with Crew(3, num_lanes=LANES, transports=transports, inline_bytes=inline_bytes) as crew:
         for step in range(STEPS):
             crew.begin(step, dealt(LANES, sorted(crew.members)))
             slot, timer = lose_one(crew, chance)

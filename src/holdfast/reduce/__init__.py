@@ -23,10 +23,9 @@ What can happen, and what comes of it:
     damaged bytes                                    end the link they came on
     other arrays, or another deal of lanes           MismatchError or ReduceError that names them
 
-One thread serves the links (`hub`, `links`); adding is done by the caller's. To begin to add in the
-background, while lanes are still computed, was decided against: the cores are busy with the lanes then, and
-the bits of memory traffic moved earlier are paid for by those lanes. `planning` says before a run what all
-of it will cost.
+One thread serves the links (`hub`, `links`). Small lanes are folded in the call that adds them, large ones by
+a few threads (`intake`, `workers`) while the caller computes the next. In an exchange the caller's thread
+adds. `planning` says before a run what all of it will cost.
 """
 
 from holdfast.reduce.hub import Member

@@ -70,6 +70,20 @@ class Watch:
                 hint="is it stopped or stuck, or is its network down?",
             )
 
+    def own(self, done: Callable[[float], bool], what: str) -> None:
+        """Wait for something of this member's: `done` waits for so many seconds and says whether it is there.
+
+        Fails: as the check; ReplicaLateError, which names nobody else.
+        """
+        while not done(min(TICK_S, self._deadline.remaining())):
+            self._check()
+            if self._deadline.expired():
+                raise ReplicaLateError(
+                    f"{self._doing}: {what} was not folded here in {self._deadline.timeout_s:g} s",
+                    slots=(),
+                    hint="is its device stuck?",
+                )
+
     def until(self, awaited: Callable[[], Mapping[int, Member]], what: str) -> None:
         """Wait for `what` until `awaited`, called with the lock of the hub held, returns nothing."""
         while True:

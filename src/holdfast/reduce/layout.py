@@ -29,6 +29,8 @@ ALIGN: Final = 64
 GRAIN: Final = 4096
 BLOCK: Final = 256 << 10
 """Operands and result of one addition fit into a core's second-level cache."""
+CHUNK: Final = 16
+"""Blocks in a chunk: 4 MiB, less than a millisecond of one core."""
 _RULES: Final = BucketRules(start=ALIGN, end=GRAIN, in_bytes=True)
 _NO_SUM: Final = ("bool",)
 
@@ -53,6 +55,16 @@ class Block(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
+class Chunk(NamedTuple):
+    """Blocks that one thread folds at a time; a lane's digest is made of one for each chunk.
+
+    They hold values of the first `num_entries` arrays at most.
+    """
+
+    blocks: range
+    num_entries: int
+
+
 @final
 class FlatLayout:
     """Where each array lies. Equal for all members, which `digest` proves. Fails: TreeError, UsageError."""
@@ -67,6 +79,15 @@ class FlatLayout:
     def digest(self) -> str:
         """Both ends of a link compare it."""
         return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((self.entries, self.wire_dtype)))
+
+    @cached_property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """All blocks, cut in the same places whoever folds them."""
+        return tuple(
+            Chunk(range(first, first + len(some)), max(_num_entries(block) for block in some))
+            for first in range(0, len(self.blocks), CHUNK)
+            if (some := self.blocks[first : first + CHUNK])
+        )
 
     def shares(self, num_owners: int) -> list[range]:
         """The blocks of each owner: contiguous, and as even as blocks allow."""
@@ -87,6 +108,11 @@ class FlatLayout:
         if wire_dtype != self.wire_dtype:
             found.append(f"wire_dtype={self.wire_dtype}; {there}: {wire_dtype}")
         return found
+
+
+def _num_entries(block: Block) -> int:
+    """How many arrays, in the order of their names, must be there for a block."""
+    return max((piece.array + 1 for piece in block.pieces), default=0)
 
 
 def _summed_as(entry: Entry, wire_dtype: str | None) -> np.dtype[Any]:

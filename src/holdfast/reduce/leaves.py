@@ -19,11 +19,60 @@ _MAX_DEPTH: Final = 64
 Values = npt.NDArray[Any]
 
 
+class _Box(NamedTuple):
+    """The box of an array that is read: its number (None: all of them, put together), dtype and shape."""
+
+    ordinal: int | None
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+@final
+class Awaited:
+    """An array of a framework, which may still be computed, and lie on a device.
+
+    Its values cannot change, but a program can donate or delete it before they were read.
+    """
+
+    __slots__ = ("_adapter", "_leaf", "_ordinal", "dtype", "shape")
+
+    def __init__(self, adapter: Adapter, leaf: Any, box: _Box) -> None:
+        self._adapter, self._leaf = adapter, leaf
+        self._ordinal, self.dtype, self.shape = box
+
+    def read(self) -> Values:
+        """Its values in host memory, which stay whatever becomes of the array afterwards.
+
+        Blocks: until they are computed and copied. Fails: TreeError; whatever the computation failed with.
+        """
+        leaf = self._leaf
+        try:
+            if self._ordinal is None:
+                return np.asarray(leaf, order="C")
+            return self._adapter.host(leaf, self._ordinal).view(self.dtype).reshape(self.shape)
+        except (RuntimeError, ValueError) as error:
+            if getattr(leaf, "is_deleted", bool)():
+                raise TreeError(
+                    f"an array of {self.dtype}{list(self.shape)} was donated or deleted before it was read",
+                    hint="arrays that were added are donated or deleted after the next lane was added, or "
+                    "when all are",
+                ) from error
+            raise
+
+
+Leaf = Values | Awaited
+
+
 class Taken(NamedTuple):
-    """The arrays of a tree, row-major, sorted by name; views of its memory where possible."""
+    """The arrays of a tree, sorted by name: numpy's as row-major views where possible, others unread."""
 
     entries: tuple[Entry, ...]
-    arrays: list[Values]
+    leaves: list[Leaf]
+
+
+def read(leaf: Leaf) -> Values:
+    """The values of an array. Blocks and fails as `Awaited.read`."""
+    return leaf.read() if isinstance(leaf, Awaited) else leaf
 
 
 @final
@@ -54,14 +103,16 @@ class Reader:
 
     def __init__(self) -> None:
         self._structure: Structure | None = None
-        self._known: dict[Hashable, tuple[int, np.dtype[Any], tuple[int, ...]] | None] = {}
+        self._known: dict[Hashable, _Box] = {}
+        self._kinds: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
+        self._entries: tuple[Entry, ...] = ()
 
     @property
     def structure(self) -> Structure | None:
         return self._structure
 
     def take(self, tree: Any) -> Taken:
-        """Blocks: until the arrays are computed. Fails: TreeError, MismatchError."""
+        """Waits for nothing. Fails: TreeError, MismatchError."""
         flat = flatten_tree(tree)
         structure = self._structure
         if structure is None or structure.key != flat.structure:
@@ -69,15 +120,19 @@ class Reader:
             if structure is not None and fresh.names != structure.names:
                 raise _other(structure.names, fresh.names)
             structure = self._structure = fresh
+            self._kinds, self._entries = [], ()
         known = adapters()
-        arrays = [self._array(flat.leaves[leaf], known) for leaf in structure.order]
-        entries = tuple(
-            Entry(name, dtype_of(array.dtype).name, array.shape)
-            for name, array in zip(structure.names, arrays, strict=True)
-        )
-        return Taken(entries, arrays)
+        leaves = [self._leaf(flat.leaves[leaf], known) for leaf in structure.order]
+        kinds = [(leaf.dtype, leaf.shape) for leaf in leaves]
+        if kinds != self._kinds:
+            self._entries = tuple(
+                Entry(name, dtype_of(dtype).name, shape)
+                for name, (dtype, shape) in zip(structure.names, kinds, strict=True)
+            )
+            self._kinds = kinds
+        return Taken(self._entries, leaves)
 
-    def _array(self, leaf: Any, known: Sequence[Adapter]) -> Values:
+    def _leaf(self, leaf: Any, known: Sequence[Adapter]) -> Leaf:
         adapter = adapter_of(leaf, known)
         if adapter is None:
             if isinstance(leaf, str | bytes):
@@ -88,26 +143,23 @@ class Reader:
         signature = adapter.signature(leaf)
         if signature not in self._known:
             self._known[signature] = _local_box(adapter, leaf)
-        box = self._known[signature]
-        if box is None:
-            return np.asarray(leaf, order="C")
-        ordinal, dtype, shape = box
-        return adapter.host(leaf, ordinal).view(dtype).reshape(shape)
+        return Awaited(adapter, leaf, self._known[signature])
 
 
-def _local_box(adapter: Adapter, leaf: Any) -> tuple[int, np.dtype[Any], tuple[int, ...]] | None:
-    """The one box of an array that lies in this process; None if all of several do."""
+def _local_box(adapter: Adapter, leaf: Any) -> _Box:
+    """The one box of an array that lies in this process, or all of several. Fails: TreeError."""
     about = adapter.describe(leaf, *adapter.identity())
     if about.kind == "key":
         raise TreeError("a PRNG key has no sum", hint="leave keys out of what is added")
     here = [(at, ordinal) for at, ordinal in enumerate(about.local) if ordinal >= 0]
     layout = about.layout
+    kind = dtype_of(layout.dtype).numpy
     if len(here) == 1:
-        (at, ordinal), kind = here[0], dtype_of(layout.dtype).numpy
+        at, ordinal = here[0]
         extents = layout.boxes[at, :, 1] - layout.boxes[at, :, 0]
-        return ordinal, kind, tuple(int(extent) for extent in extents)
+        return _Box(ordinal, kind, tuple(int(extent) for extent in extents))
     if len(here) == len(about.local):
-        return None
+        return _Box(None, kind, tuple(layout.shape))
     raise TreeError(
         f"an array of shape {layout.shape} has {len(here)} of its {len(about.local)} boxes here",
         hint="between replicas, a worker adds arrays of which it has one box, or all",

@@ -19,12 +19,14 @@ from holdfast.reduce.exchange import Exchange, Watch
 from holdfast.reduce.fetching import HeldTotal
 from holdfast.reduce.folding import Folder
 from holdfast.reduce.hub import Hub, Member
+from holdfast.reduce.intake import INLINE_BYTES, Intake
 from holdfast.reduce.layout import FlatLayout
 from holdfast.reduce.links import Identity
 from holdfast.reduce.messages import Begun, Done, Ready, Root, Shape, Share
 from holdfast.reduce.shelf import Shelf
 from holdfast.reduce.tree import check_deal
 from holdfast.reduce.trees import Trees
+from holdfast.reduce.workers import default_threads
 
 _LINGER_S: Final = 2.0
 """How long `close` waits for members on other nodes that still read the last total."""
@@ -42,6 +44,8 @@ class Group(NamedTuple):
 @final
 class Reducer:
     """Sums lanes between members. One thread at a time calls it.
+
+    `num_threads` fold lanes of `inline_bytes` or more, beside the caller; no bit depends on how many.
 
         reducer.regroup(Group(...))                     a generation begins
         reducer.begin(step, {slot: lanes, ...})
@@ -63,22 +67,32 @@ class Reducer:
         wire_dtype: str | None = None,
         transports: Sequence[str] = ("memfd", "tcp"),
         name: str = "",
+        num_threads: int | None = None,
+        inline_bytes: int = INLINE_BYTES,
     ) -> None:
         if not 1 <= num_lanes <= _MAX_LANES:
             raise UsageError(f"num_lanes={num_lanes}", hint=f"between 1 and {_MAX_LANES}")
         if wire_dtype is not None:
             dtype_of(wire_dtype)
+        if num_threads is not None and num_threads < 1:
+            raise UsageError(f"num_threads={num_threads}", hint="at least 1")
         self.incarnation = secrets.token_hex(16)
         self._num_lanes, self._wire_dtype = num_lanes, wire_dtype
-        self._hub = Hub(
-            Identity(run, token, self.incarnation), bind, transports, name or self.incarnation[:8]
-        )
+        name = name or self.incarnation[:8]
+        self._hub = Hub(Identity(run, token, self.incarnation), bind, transports, name)
         self.address = self._hub.address
         self._shelf = Shelf(self._hub.tell)
         self._trees = Trees(num_lanes, wire_dtype, self._shaped)
         self._scratch = Scratch()
         self._mirrors = Mirrors()
         self._folder = Folder(num_lanes, self._take, self._give)
+        self._intake = Intake(
+            self._folder,
+            self._scratch,
+            num_threads=num_threads or default_threads(),
+            inline_bytes=inline_bytes,
+            name=name,
+        )
         self._group = Group(0, 0, (Member(0, self.incarnation, self.address),))
         self._step = -1
         self._lanes: dict[int, tuple[int, ...]] = {}
@@ -91,7 +105,10 @@ class Reducer:
     # ---- the group
 
     def regroup(self, group: Group) -> None:
-        """A generation begins. Never waits; links to those who stayed are kept. Fails: UsageError."""
+        """A generation begins. Never waits; links to those who stayed are kept. Fails: UsageError.
+
+        A lane that is being folded goes on.
+        """
         slots = [member.slot for member in group.members]
         mine = [member for member in group.members if member.slot == group.me]
         if len(set(slots)) != len(slots) or not mine or mine[0].incarnation != self.incarnation:
@@ -119,6 +136,7 @@ class Reducer:
 
         A step that is decided here, or an earlier one, can begin anew in another generation: totals from it
         on are let go. Within a generation, steps only go up, so that what is said of a step is said once.
+        Blocks: while a lane of the step before is still computed; it is dropped.
         """
         deal = self._dealt(lanes)
         if (self._group.generation, step) <= self._last or step < 0:
@@ -126,6 +144,7 @@ class Reducer:
                 f"step {step} cannot begin in generation {self._group.generation} after step {self._last[1]}",
                 hint="to go back, let all members regroup first",
             )
+        self._intake.give_up()
         self._entered(step)
         self._clear()
         with self._hub.changed:
@@ -138,9 +157,10 @@ class Reducer:
     def reassign(self, lanes: Mapping[int, Sequence[int]]) -> None:
         """Deal the lanes of this step out anew, after `regroup`. Fails: UsageError.
 
-        Lanes that are folded here must stay here: sums cannot be taken apart.
+        Lanes that are folded here must stay here: sums cannot be taken apart. Blocks and fails as `held`.
         """
         deal = self._dealt(lanes)
+        self._intake.settle()
         if self._announced == (self._group.generation, self._step):
             raise UsageError(
                 f"the sums of step {self._step} are announced in generation {self._group.generation}",
@@ -179,23 +199,34 @@ class Reducer:
         return {slot: tuple(sorted(mine)) for slot, mine in lanes.items() if mine}
 
     def add(self, lane: int, tree: Any) -> None:
-        """Fold the result of one lane; the tree may be changed afterwards.
+        """Fold the result of one lane; the tree, and numpy arrays in it, may be changed afterwards.
 
-        Blocks: until its arrays are computed. Fails: UsageError, TreeError, MismatchError, ReduceError.
+        A large lane is folded while the caller goes on: its arrays must be neither donated nor deleted before
+        the next call of `add`, `held` or `exchange` has returned, which else fails with a TreeError. Blocks:
+        until the lane before is folded; for a small one, and for one of numpy arrays, until it is itself.
+        Fails: UsageError, TreeError, MismatchError, ReduceError, and what the lane before failed with; of
+        lanes that were to be added to one that failed, none is held.
         """
         if lane not in self._lanes.get(self._group.me, ()):
             mine = self._lanes.get(self._group.me, ())
             raise UsageError(f"lane {lane} is not dealt to slot {self._group.me}, which has {mine}")
-        layout, arrays = self._trees.take(tree)
-        self._folder.add(lane, arrays, layout, self._scratch)
-        faults.site("reduce.folded")
+        layout, leaves = self._trees.take(tree)
+        self._intake.add(lane, layout, leaves)
 
     def held(self) -> tuple[int, ...]:
-        """The lanes folded here in this step."""
+        """The lanes folded here in this step.
+
+        Blocks: until the one added last is. Fails: what it failed with, once; DeadlineError.
+        """
+        self._intake.settle()
         return self._folder.lanes()
 
     def lane_digest(self, lane: int) -> str:
-        """The xxh3_128 of what was added for a lane of this step, in hex. Fails: UsageError."""
+        """The digest of what was added for a lane of this step, in hex: see `Fold.digest`.
+
+        Blocks and fails as `held`. Fails: UsageError.
+        """
+        self._intake.settle()
         return self._folder.digest(lane)
 
     def exchange(self, deadline_s: float, check: Callable[[], None]) -> None:
@@ -203,18 +234,20 @@ class Reducer:
 
         Blocks: until the total is here, `deadline_s` at most. Calls `check` at least every 20 ms; it may
         raise. Fails: ReplicaLostError as soon as a link breaks from which something is missing,
-        ReplicaLateError, MismatchError, ReduceError, UsageError. Each leaves what is folded as it is.
+        ReplicaLateError, MismatchError, ReduceError, UsageError. Each leaves what is folded as it is. First
+        waits for the lane that was added last, and fails with what that failed with.
         """
         step, generation, me = self._step, self._group.generation, self._group.me
         if step in self._shelf.totals:
             return
+        watch = Watch(deadline_s, check, self._hub, f"step {step} in generation {generation}")
+        self._intake.settle(watch)
         missing = sorted(set(self._lanes.get(me, ())) - set(self._folder.lanes()))
         if not self._lanes or missing:
             raise UsageError(
                 f"lanes {missing} of step {step} are not added", hint="begin() and add() come first"
             )
         self._clear()
-        watch = Watch(deadline_s, check, self._hub, f"step {step} in generation {generation}")
         if set(self._lanes) == {me} and self._alone():
             self._decide_alone()
             return
@@ -392,11 +425,13 @@ class Reducer:
     def close(self) -> None:
         """Let go of everything; arrays that were handed out stay.
 
-        Blocks: while members on other nodes still read the last total, for two seconds at most.
+        Blocks: while members on other nodes still read the last total, for two seconds at most; while a lane
+        is being computed, for five.
         """
         if self._closed:
             return
         self._closed = True
+        self._intake.close()
         ends = time.monotonic() + _LINGER_S
         with self._hub.changed:
             while self._read_from_afar() and (left := ends - time.monotonic()) > 0:

@@ -11,7 +11,7 @@ from holdfast.arrays import dtype as dtype_of
 from holdfast.errors import MismatchError, ReduceError, UsageError
 from holdfast.reduce.banks import available
 from holdfast.reduce.layout import FlatLayout
-from holdfast.reduce.leaves import Reader, Structure, Values, rebuilt
+from holdfast.reduce.leaves import Leaf, Reader, Structure, Values, rebuilt
 from holdfast.reduce.messages import Shape
 
 
@@ -31,8 +31,8 @@ class Trees:
         self._structure: Structure | None = None
         self._outline = b""
 
-    def take(self, tree: Any) -> tuple[FlatLayout, list[Values]]:
-        """The layout and the arrays of a tree. Fails: TreeError, MismatchError."""
+    def take(self, tree: Any) -> tuple[FlatLayout, list[Leaf]]:
+        """The layout and the arrays of a tree. Waits for none of them. Fails: TreeError, MismatchError."""
         taken = self._reader.take(tree)
         structure = self._reader.structure
         assert structure is not None
@@ -47,7 +47,7 @@ class Trees:
                 hint="add trees of the same arrays, dtypes and shapes every time",
             )
         self._structure = structure
-        return layout, taken.arrays
+        return layout, taken.leaves
 
     def adopt(self, shape: Shape) -> None:
         """Believe a peer, having added nothing. Fails: ReduceError, TreeError."""

@@ -28,6 +28,10 @@ class Sums(Protocol):
     def begin(self, step: int, lanes: Mapping[int, Sequence[int]]) -> None: ...
     def reassign(self, lanes: Mapping[int, Sequence[int]]) -> None: ...
     def add(self, lane: int, tree: Any) -> None: ...
+    def held(self) -> tuple[int, ...]:
+        """The folded lanes. Blocks: until the one added last is."""
+        ...
+
     def total(self) -> Any: ...
 
 
@@ -112,6 +116,7 @@ class StepRound:
         while not self.decided:
             for lane in self._todo():
                 yield from self._one(lane)
+            self._sums.held()  # before the wait for others: what still computes here is not one of those
             try:
                 self._agree(self._complete())
                 self.decided = True

@@ -54,7 +54,12 @@ class Step:
         return self._round.lanes()
 
     def add(self, lane: int, tree: Any) -> None:
-        """Add the result of a lane, any tree of arrays, to the sum. It is read before this returns."""
+        """Add the result of a lane, any tree of arrays, to the sum.
+
+        numpy arrays are read before this returns. Arrays of JAX may be read while the next lane is computed:
+        donate or delete none of them before the next `add` has returned, or `lanes` has ended. One that was
+        makes that call fail: TreeError, never another sum.
+        """
         self._round.add(lane, tree)
 
     def total(self) -> Any:

@@ -22,6 +22,7 @@ class Sums:
         self.decided = STEP - 1
         self.calls: list[str] = []
         self.lanes: list[int] = []
+        self.folded: list[int] = []
 
     def prepare(self, template: object) -> None:
         self.calls.append(f"prepare {template}")
@@ -35,6 +36,10 @@ class Sums:
 
     def add(self, lane: int, tree: object) -> None:
         self.lanes.append(lane)
+
+    def held(self) -> tuple[int, ...]:
+        self.folded = list(self.lanes)
+        return tuple(self.lanes)
 
     def total(self) -> list[int]:
         return sorted(self.lanes)
@@ -63,6 +68,7 @@ class Others:
         return self.holder
 
     def complete(self, step: int) -> None:
+        assert self._sums.folded == self._sums.lanes, "others are waited for while a lane is computed here"
         if len(self.plans) > 1:
             raise GenerationOver("somebody is lost")
         self._sums.decided = step
