@@ -8,15 +8,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import final
 
+import msgspec
 import pytest
 
 from bench.scale.synthetic import SMALL, STEP, Mesh, Writers
 from holdfast import format as fmt
 from holdfast.checkpoint import Checkpointer
 from holdfast.coord import SharedFolderAgreement, SoloAgreement
-from holdfast.errors import AgreementError, StepExistsError, StorageError
+from holdfast.errors import AgreementError, MissingRanksError, StepExistsError, StorageError
 from holdfast.storage import Files, LocalStore, PartReader, opened
-from holdfast.vault.commit import COLLECTORS, Commit, Replaced, existing_step
+from holdfast.vault.commit import COLLECTORS, Commit, Replaced, existing_step, part
 from holdfast.vault.messages import Order, Outcome, Recipe
 from holdfast.vault.persist import Job, Persister
 
@@ -40,16 +41,19 @@ def agreement(store: LocalStore, writers: Writers, rank: int) -> SharedFolderAgr
     return SharedFolderAgreement(store.below("agreement"), rank=rank, world=writers.world)
 
 
-def commit(store: LocalStore, writers: Writers, rank: int, *, orphaned: bool = False) -> Commit:
+def commit(
+    store: LocalStore, writers: Writers, rank: int, *, orphaned: bool = False, attempt: str = ""
+) -> Commit:
     index = fmt.decode_index(writers.part(rank).index)
     recipe = Recipe(0, rank, index.files[0].size, index.slices, writers.arrays)
-    order = Order(0, 0, 0, writers.save, 1.7e9, (), b"{}", deadline_s=30.0)
+    save = msgspec.structs.replace(writers.save, attempt=attempt) if attempt else writers.save
+    order = Order(0, 0, 0, save, 1.7e9, (), b"{}", deadline_s=30.0)
     return Commit(store, agreement(store, writers, rank), order, recipe, orphaned=lambda: orphaned)
 
 
-def vote(store: LocalStore, writers: Writers, *ranks: int) -> None:
+def vote(store: LocalStore, writers: Writers, *ranks: int, attempt: str = "") -> None:
     for rank in ranks:
-        commit(store, writers, rank)._vote(writers.part(rank).index, None)
+        commit(store, writers, rank, attempt=attempt)._vote(writers.part(rank).index, None)
 
 
 def test_replacing_a_step_leaves_the_next_save_of_it_alone(store: LocalStore, writers: Writers) -> None:
@@ -176,6 +180,93 @@ def test_an_orphan_does_not_give_up_at_its_first_look(
     monkeypatch.setattr(waiting._agreement, "decided", decided)
     waiting.run(writers.part(9).index, None)
     assert len(asked) == 2
+    assert len(fmt.read_manifest(store, writers.folder).parts) == writers.world
+
+
+# ---- ranks that have said that they vote no more
+
+OF_SESSION = "s-3"
+
+
+def leave(store: LocalStore, writers: Writers, *ranks: int) -> None:
+    for rank in ranks:
+        part(agreement(store, writers, rank), "s")
+
+
+@pytest.mark.parametrize("orphaned", [True, False])
+def test_who_has_parted_without_a_ballot_is_not_waited_for(
+    orphaned: bool, store: LocalStore, writers: Writers
+) -> None:
+    leave(store, writers, 4, 11)
+    vote(store, writers, *range(1, 11), attempt=OF_SESSION)  # 4 had its say, and parted
+    waiting = commit(store, writers, 0, orphaned=orphaned, attempt=OF_SESSION)
+    with pytest.raises(MissingRanksError, match="rank 11 ended without a part in step") as caught:
+        waiting.run(writers.part(0).index, None)
+    assert caught.value.ranks == (11,)
+    outcome = agreement(store, writers, 1).decided(f"{STEP}.{OF_SESSION}")
+    assert outcome is not None
+    assert outcome.startswith(b"abort: rank 11 ended")
+
+
+def test_a_session_is_not_parted_from_with_another(store: LocalStore, writers: Writers) -> None:
+    leave(store, writers, *range(writers.world))
+    assert commit(store, writers, 0, attempt=OF_SESSION)._parted() == set(range(writers.world))
+    for other in ("s2-3", "a1"):
+        one = commit(store, writers, 9, attempt=other)
+        assert one._parted() == set()
+        assert not one._deciders_parted()
+
+
+@pytest.mark.parametrize("orphaned", [True, False])
+def test_a_ballot_that_came_before_the_parting_counts(
+    orphaned: bool, store: LocalStore, writers: Writers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rank votes and parts while another one looks: first at the ballots, then at who has parted."""
+    vote(store, writers, *range(1, 11), attempt=OF_SESSION)
+    waiting = commit(store, writers, 0, orphaned=orphaned, attempt=OF_SESSION)
+    plain = waiting._parted
+    looks: list[None] = []
+
+    def parted() -> set[int]:
+        looks.append(None)
+        if len(looks) == 1 + orphaned:
+            vote(store, writers, 11, attempt=OF_SESSION)
+            leave(store, writers, *range(1, 12))
+        return plain()
+
+    monkeypatch.setattr(waiting, "_parted", parted)
+    waiting.run(writers.part(0).index, None)
+    assert len(looks) == 1 + orphaned
+    assert len(fmt.read_manifest(store, writers.folder).parts) == writers.world
+
+
+def test_who_only_learns_gives_up_once_all_who_decide_have_parted(
+    store: LocalStore, writers: Writers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(store, writers, *range(1, COLLECTORS), 8, 10, 11)
+    assert not commit(store, writers, 9, attempt=OF_SESSION)._deciders_parted(), "rank 0 may decide"
+    leave(store, writers, 0)
+    waiting = commit(store, writers, 9, orphaned=True, attempt=OF_SESSION)
+    plain, waits = waiting._agreement.decided, []
+
+    def decided(topic: str, timeout_s: float = 0.0) -> bytes | None:
+        waits.append(timeout_s)
+        return plain(topic, timeout_s)
+
+    monkeypatch.setattr(waiting._agreement, "decided", decided)
+    with pytest.raises(AgreementError, match="had not decided when rank 9 gave up"):
+        waiting.run(writers.part(9).index, None)
+    assert waits == [0.0, 0.0], "the parting, and then the save"
+
+
+def test_who_only_learns_goes_by_what_was_decided_before_the_parting(
+    store: LocalStore, writers: Writers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.vault.commit._TAKEOVER_S", 0.0)
+    vote(store, writers, *range(writers.world), attempt=OF_SESSION)
+    agreement(store, writers, 3).decide(f"{STEP}.{OF_SESSION}", b"commit")
+    leave(store, writers, *range(writers.world))
+    commit(store, writers, 9, orphaned=True, attempt=OF_SESSION).run(writers.part(9).index, None)
     assert len(fmt.read_manifest(store, writers.folder).parts) == writers.world
 
 

@@ -18,6 +18,7 @@ from holdfast.errors import AgreementError
 from holdfast.format import MANIFEST, SaveId, data_name, read_manifest, step_folder, verify_step
 from holdfast.storage import Files, LocalStore, Store, opened
 from holdfast.vault import Accepted, Intent, accepted, announce, revoke
+from holdfast.vault.commit import part, parted
 from holdfast.vault.crew import Crew
 from holdfast.vault.mirror_copy import StepCopy
 from holdfast.vault.mirror_sweep import sweep
@@ -214,6 +215,27 @@ def test_cleaning_leaves_a_ballot_that_is_being_cast(root: Path) -> None:
         assert os.path.exists(ballot)
     clean(store, lambda path, reason: None)
     assert votes.names() == []  # a crash left it
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_cleaning_leaves_the_partings_from_a_session_that_has_a_save(root: Path, by_name: bool) -> None:
+    store = LocalStore(root)
+    agreement = SharedFolderAgreement(store.below(".holdfast", "agreement"), rank=0, world=2)
+    agreement._store.make_root()
+
+    def forget() -> None:
+        if by_name:
+            clean(store, lambda path, reason: None)
+        else:
+            clean_topics(store, agreement)
+
+    part(agreement, "s")
+    save = announce(store, SaveId("run", 1, "s-12"))
+    forget()
+    assert parted(agreement, "s") == {0}, "whoever is at that save would wait for this rank"
+    save.close()
+    forget()
+    assert agreement.topics() == []
 
 
 def test_cleaning_leaves_the_ballots_of_a_save_that_begins_while_it_looks(

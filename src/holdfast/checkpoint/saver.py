@@ -158,6 +158,7 @@ class Saver:
             coordinator=config.coordinator if agreement == "coordinator" else None,
             serve=config.serve,
             mirror=config.mirror,
+            session=self._session,
         )
         if config.writer == "thread":
             return ThreadWriter(hello, self, store=self._store, note=self._note)

@@ -174,12 +174,13 @@ def clean_topics(store: Store, agreement: Agreement) -> None:
 
 
 def _live_attempts(store: Store) -> set[str]:
-    """The attempts of saves whose files are being written."""
+    """The attempts of saves whose files are being written, and the sessions they belong to."""
     live = announced_attempts(store)
     if store.has_locks:
         for folder, names in _listed(store).items():
             live |= locked_attempts(store, folder, names)
-    return live
+    # With their sessions: who has parted from one is asked for as long as a save of it is under way.
+    return live | {attempt.rpartition("-")[0] for attempt in live}
 
 
 def _clean_agreement(store: Store) -> None:

@@ -11,14 +11,15 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import Final, final
 
-from holdfast.supervise.processes import Process
+from holdfast.supervise.processes import Process, is_alive, start, wait_all
 
 SIGNAL: Final = signal.SIGUSR2
 _MAX_THREADS: Final = 64
+_REAP_S: Final = 1.0
+"""Only a reader that is stuck in the system, as its victim is, takes so long to end."""
 _STATUS: Final = ("Name", "State", "VmRSS", "Threads", "SigBlk", "SigCgt")
 
 
@@ -29,15 +30,15 @@ def stacks_path(folder: str, pid: int) -> str:
 
 @final
 class Dump:
-    """Stacks that are being written to `path`. Ask `done` now and then; never blocks.
+    """Stacks that are being written to `path`. Ask `done` now and then; never blocks. For the main thread.
 
-    `stopped`: the process answers no signals.
+    `stopped`: the process answers no signals. What reads its memory has 2 s, and is ended by `close`.
     """
 
     def __init__(self, process: Process, path: str, title: str, *, stopped: bool, now: float) -> None:
         self.path = path
         self._ends = now + (2.0 if stopped else 5.0)
-        self._spy: subprocess.Popen[bytes] | None = None
+        self._spy: Process | None = None
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "a", encoding="utf-8", errors="replace") as file:
@@ -54,7 +55,7 @@ class Dump:
     def done(self, now: float) -> bool:
         """Whether all is written that will be."""
         if self._stopped:
-            over = self._spy is None or self._spy.poll() is not None
+            over = self._spy is None or not is_alive(self._spy.fileno())
         else:
             # It came, and the thread that wrote it has left the signal's handler.
             over = self._first < _size(self.path) and _blocking(self._pid) <= self._deaf
@@ -62,10 +63,11 @@ class Dump:
 
     def close(self) -> None:
         """End whatever still reads."""
-        if self._spy is not None and self._spy.poll() is None:
-            self._spy.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the system, as its victim is
-                self._spy.wait(1.0)
+        spy, self._spy = self._spy, None
+        if spy is not None:
+            spy.kill_group()  # before it is reaped: until then its number is nobody else's
+            wait_all([spy], _REAP_S)
+            spy.close()
 
 
 def proc_facts(pid: int) -> str:
@@ -92,17 +94,14 @@ def _blocking(pid: int) -> set[str]:
     return found
 
 
-def _spy(pid: int, path: str) -> subprocess.Popen[bytes] | None:
+def _spy(pid: int, path: str) -> Process | None:
     program = shutil.which("py-spy")
     if program is None:
         return None
+    # It must not stop what is stopped: it would fail.
+    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     with contextlib.suppress(OSError), open(path, "ab") as file:
-        return subprocess.Popen(
-            [program, "dump", "--nonblocking", "--pid", str(pid)],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-        )
+        return start(command, env=os.environ, log=file.fileno(), bound=True)
     return None
 
 

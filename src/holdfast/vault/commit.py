@@ -135,6 +135,28 @@ def withdraw(agreement: Agreement, save: SaveId, reason: str) -> None:
     agreement.decide(topic, _ABORT + f"rank {agreement.rank}: {reason}".encode()[:4000])
 
 
+def part(agreement: Agreement, session: str) -> None:
+    """Say that this rank casts no ballots any more in a session: its trainer is gone, its saves are over.
+
+    Whoever waits for one gives up then. It is a topic like those of saves: each rank votes on it as it ends.
+    """
+    topic = _parting(session)
+    agreement.vote(topic, b"")
+    # For those who only learn what is decided, and must not look at what all ranks say.
+    if agreement.rank < COLLECTORS and parted(agreement, session).issuperset(
+        range(min(COLLECTORS, agreement.world))
+    ):
+        agreement.decide(topic, b"")
+
+
+def parted(agreement: Agreement, session: str) -> set[int]:
+    """The ranks that have said so. What they had to say on a save was said before."""
+    try:
+        return set(agreement.ballots(_parting(session), 0.0))
+    except MissingRanksError as error:
+        return set(range(agreement.world)).difference(error.ranks)
+
+
 def forget(agreement: Agreement, save: SaveId) -> None:
     """Free the ballots of a save that is over for all ranks."""
     agreement.forget(_topic(save))
@@ -142,6 +164,10 @@ def forget(agreement: Agreement, save: SaveId) -> None:
 
 def _topic(save: SaveId) -> str:
     return f"{save.step}.{save.attempt}"
+
+
+def _parting(session: str) -> str:
+    return f"parted.{session}"
 
 
 @final
@@ -164,6 +190,7 @@ class Commit:
         self._order = order
         self._recipe = recipe
         self._topic = _topic(order.save)
+        self._session = order.save.attempt.rpartition("-")[0]
         self._voted = False
 
     def run(self, index: bytes, replaces: Replaced | None) -> None:
@@ -249,14 +276,18 @@ class Commit:
         deadline = Deadline(self._order.deadline_s + _TAKEOVER_S)
         hopeless: Deadline | None = None
         while True:
-            outcome = self._agreement.decided(self._topic, min(_LEARN_S, deadline.remaining()))
+            # Asked before the look: what they decided before they parted is seen by it.
+            alone = self._orphaned() and self._deciders_parted()
+            outcome = self._agreement.decided(
+                self._topic, 0.0 if alone else min(_LEARN_S, deadline.remaining())
+            )
             if outcome is not None:
                 break
             if not self._orphaned() or self._others_write():
                 hopeless = None
             elif hopeless is None:
                 hopeless = Deadline(ORPHAN_S)  # one look is none: a writer may be about to open its part
-            if deadline.expired() or (hopeless is not None and hopeless.expired()):
+            if alone or deadline.expired() or (hopeless is not None and hopeless.expired()):
                 reason = (
                     f"ranks 0 to {COLLECTORS - 1} had not decided when rank {self._agreement.rank} gave up"
                 )
@@ -291,22 +322,42 @@ class Commit:
     def _await_ballots(self) -> Mapping[int, bytes]:
         """The ballots of all ranks. Fails: MissingRanksError.
 
-        A trainer that died before its vault knew of the save leaves nobody who could say so. Those whose own
-        trainers died with it do not wait until the deadline: if for ORPHAN_S nobody has written a part of
-        this save, nobody will.
+        A rank that has parted without a ballot is not waited for. One whose vault died with its trainer
+        leaves nobody who could say so. Those whose own trainers died with it do not wait until the deadline:
+        if for ORPHAN_S nobody has written a part of this save, nobody will.
         """
         deadline = Deadline(self._order.deadline_s)
         hopeless = Deadline(ORPHAN_S)
+        gone = self._parted() if self._orphaned() else set()
         while True:
             try:
                 # Every look brings all ballots anew: the more there are, the rarer.
-                look_s = max(_LOOK_S, self._agreement.world * _BALLOT_S)
+                look_s = 0.0 if gone else max(_LOOK_S, self._agreement.world * _BALLOT_S)
                 return self._agreement.ballots(self._topic, min(look_s, deadline.remaining()))
-            except MissingRanksError:
+            except MissingRanksError as error:
                 if deadline.expired() or hopeless.expired():
                     raise
+                # Known before that look, which would have shown what they had said.
+                if never := gone.intersection(error.ranks):
+                    raise self._without(sorted(never)) from None
+                gone = self._parted().intersection(error.ranks)
                 if not self._orphaned() or self._others_write():
                     hopeless = Deadline(ORPHAN_S)
+
+    def _parted(self) -> set[int]:
+        return parted(self._agreement, self._session) if self._session else set()
+
+    def _deciders_parted(self) -> bool:
+        """Whether all ranks that could decide have parted."""
+        return bool(self._session) and self._agreement.decided(_parting(self._session)) is not None
+
+    def _without(self, ranks: list[int]) -> MissingRanksError:
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[:32]}"
+        return MissingRanksError(
+            f"{who} ended without a part in step {self._order.save.step}",
+            ranks=ranks,
+            hint="look at the logs of those ranks: why did they end?",
+        )
 
     def _others_write(self) -> bool:
         """Whether somebody is at work on another part of this save."""

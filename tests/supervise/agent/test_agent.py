@@ -39,6 +39,7 @@ from holdfast.supervise.messages import (
     WorkerProgress,
     WorkerStarted,
 )
+from holdfast.supervise.stacks import stacks_path
 from holdfast.supervise.watch import Deadlines
 from tests.coord.coordinator_process import CoordinatorProcess
 from tests.supervise.agent.agent_process import (
@@ -50,6 +51,7 @@ from tests.supervise.agent.agent_process import (
     config_of,
     living,
 )
+from tests.supervise.agent.test_stacks import put_spy
 
 pytestmark = pytest.mark.process
 
@@ -216,6 +218,35 @@ def test_hangs_are_found_written_down_and_ended(mode: str, cause: str, seen: str
         assert (hung.worker, hung.slot, hung.cause, hung.phase, hung.step) == (1, 0, cause, "step", 3)
         assert any(isinstance(one, StacksDumped) for one in events)
         assert "hangs in step 4, phase 'step'" in agent.said()
+
+
+@pytest.mark.parametrize(
+    ("mode", "cause", "seen"), [("gil", HUNG, "lock_interpreter"), ("stop", STOPPED, "State:\tT")]
+)
+def test_a_py_spy_that_hangs_prevents_neither_stacks_nor_end(
+    mode: str, cause: str, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = put_spy(tmp_path, monkeypatch, "echo so far", "exec sleep 600")
+    deadlines = Deadlines(
+        step_s=3.0 if cause == HUNG else 60.0, step_factor=1.0, first_step_s=3.0, stall_s=60.0
+    )
+    with AgentProcess(config_of(tmp_path, mode, deadlines=deadlines)) as agent:
+        agent.tell(Spawn(1, SEAT))
+        pid = agent.expect(WorkerStarted).pid
+        ended = agent.expect(WorkerEnded)
+        assert ended.cause == cause
+        text = Path(stacks_path(str(tmp_path), pid)).read_text()
+        assert seen in text
+        # One that answers signals says itself where it is: nobody reads its memory.
+        assert called.exists() == (cause == STOPPED)
+        if cause == STOPPED:
+            spy, *arguments = called.read_text().split()
+            assert arguments == ["dump", "--nonblocking", "--pid", str(pid)]
+            assert text.endswith("\nso far\n")
+            await_end(int(spy))
+            times = {type(one.event): one.t for one in read(agent.config.journal)}
+            assert 1.5 < times[StacksDumped] - times[WorkerHung] < 10.0
+        assert shut(agent) == 0
 
 
 def test_a_pause_of_the_machine_is_held_against_no_worker(tmp_path: Path) -> None:
