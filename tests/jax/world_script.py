@@ -1,8 +1,9 @@
 """A training script of a replica of two workers, for `holdfast launch`: one of them goes wrong if told to.
 
-    holdfast launch --workers-per-replica 2 tests/jax/world_script.py FOLDER [AT [kill | desert]]
+    holdfast launch --workers-per-replica 2 tests/jax/world_script.py FOLDER [AT [HOW]]
 
-It kills itself, or does not come to the collective that the other one waits in, inside XLA.
+It kills itself (HOW: kill), or does not come to the collective that the other one waits in, inside XLA: it
+stays in its own step, in a compile, or in the save before that (step, compile, save).
 
 At the end each worker writes the bits of its state, and whether its executable came out of a bundle.
 """
@@ -21,10 +22,22 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 import holdfast
+from holdfast import faults
 from holdfast.xla import compiled
 from tests.xla.programs import KEY, flat, placed
 
 STEPS = 30
+
+
+def go_wrong(how: str) -> None:
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "save":
+        faults.arm("trainer.save.begin:delay=600")
+    elif how == "compile":
+        jax.jit(lambda x: x + bool(threading.Event().wait()))(1)  # while it is traced
+    else:
+        threading.Event().wait()  # for ever
 
 
 def main() -> None:
@@ -42,9 +55,7 @@ def main() -> None:
             failed = folder / "failed"
             if step.index == fails_at and run.index == 1 and not failed.exists():
                 failed.touch()
-                if how == "kill":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                threading.Event().wait()  # for ever
+                go_wrong(how)
             values = np.random.default_rng(step.index).standard_normal((16, 32), np.float32)
             batch = jax.make_array_from_callback(values.shape, rows, values.__getitem__)
             state, _ = step_fn(state, batch)

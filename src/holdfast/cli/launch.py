@@ -35,6 +35,9 @@ from holdfast.errors import UsageError
 @click.option("--log-ranks", default="0", show_default=True, help="Whose output is shown: all, or 0,3.")
 @click.option("--grace-s", default=60.0, show_default=True, help="To save and go when the run is stopped.")
 @click.option("--step-s", default=10.0, show_default=True, help="No shorter step is a hang.")
+@click.option(
+    "--deadline", "deadlines", multiple=True, metavar="PHASE=S", help="For another phase than a step."
+)
 @click.option("--plain", is_flag=True, help="Lines instead of a live view, on a terminal too.")
 @click.argument("command", nargs=-1, required=True, metavar="SCRIPT [ARGS]...")
 def launch(**options: Any) -> None:
@@ -117,6 +120,20 @@ def _slots(options: dict[str, Any]) -> frozenset[int] | None:
     return slots
 
 
+def _phases(given: tuple[str, ...]) -> dict[str, float]:
+    """The deadlines of phases by name. Fails: UsageError."""
+    found = {}
+    for one in given:
+        phase, _, seconds = one.partition("=")
+        try:
+            found[phase.strip()] = float(seconds)
+        except ValueError as error:
+            raise UsageError(
+                f"--deadline {one} is no PHASE=SECONDS", hint="for example compile=3600"
+            ) from error
+    return found
+
+
 def _settings(options: dict[str, Any]) -> Any:
     from holdfast.launch import LaunchSettings
     from holdfast.supervise.watch import Deadlines
@@ -138,7 +155,7 @@ def _settings(options: dict[str, Any]) -> Any:
         nproc=options["nproc"],
         log_slots=_slots(options),
         grace_s=options["grace_s"],
-        deadlines=Deadlines(step_s=options["step_s"]),
+        deadlines=Deadlines(step_s=options["step_s"], phases=_phases(options["deadlines"])),
     )
 
 

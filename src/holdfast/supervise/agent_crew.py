@@ -242,15 +242,18 @@ class Crew:
             self.kill_all("the time to save and go is over")
         unseen = now - self._looked_at - self._config.tick_s - _BLIND_S
         self._looked_at = now
-        for worker in list(self._workers.values()):
+        workers = list(self._workers.values())
+        readings = {worker.number: worker.reading() for worker in workers}
+        for worker in workers:
             if unseen > 0:
                 worker.watch.unseen(unseen)
             self._show(worker)
-            reading = worker.reading()
+            reading = readings[worker.number]
             if worker.dump is not None:
                 self._dumped(worker, worker.dump, now)
             elif worker.doom is None and (facts := worker.process.facts()) is not None:
-                verdict = worker.watch.look(reading, facts, now)
+                mates = [readings[one.number].phase for one in workers if one.is_mate_of(worker)]
+                verdict = worker.watch.look(reading, facts, now, mates)
                 if verdict is not None:
                     self._condemn(worker, reading, verdict, now)
             told = (reading.step, reading.phase)

@@ -102,6 +102,12 @@ class Worker:
         """Whether it is nice, and has not come to its seat yet."""
         return bool(self.nice) and not self.sat_down
 
+    def is_mate_of(self, other: Worker) -> bool:
+        """Whether both are of one world, as long as nobody ends this one."""
+        if other is self or self.seat is None or other.seat is None or self.doom is not None:
+            return False
+        return self.seat.replica == other.seat.replica
+
     @property
     def standing(self) -> Standing:
         """Where it stands among those who start."""
@@ -151,4 +157,5 @@ def _environment(config: AgentConfig, *, control: int, board: int, token: int) -
         "HOLDFAST_BOARD_FD": str(board),
         "HOLDFAST_TOKEN_FD": str(token),
         "HOLDFAST_VAULT": config.vault_socket if config.vault else "",
+        "HOLDFAST_VAULTS": "\n".join(address for _, address in config.vaults),
     }

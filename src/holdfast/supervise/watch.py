@@ -7,11 +7,14 @@
     stays parked        for `step_s` after it was given a seat                                 hung
 
 A worker that waits in a named Holdfast call waits for others: it is not the culprit, whoever it waits for is.
+So does one in a step while a mate of its world, on the same node, is at something else (a save, a compile):
+in a collective it waits for that one, whose phase has its own deadline. Its own then begins when that ends.
 Time in which nobody could look (`unseen`) counts for none of these: all of the machine may have stood still.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, final
 
@@ -110,6 +113,8 @@ class Watch:
         self._busy_at = now
         self._busy_cpu_s = 0.0
         self._seated_at: float | None = None
+        self._mates_came_at = now
+        """When a mate was last seen at something else than a step."""
         self._since = now
         """Since when the worker shows no progress."""
         self._unseen_s = 0.0
@@ -127,10 +132,14 @@ class Watch:
         """The worker was given a seat: it has no reason to stay parked."""
         self._seated_at = now
 
-    def look(self, reading: Reading, facts: Facts, now: float) -> Verdict | None:
-        """Whether the worker hangs."""
+    def look(self, reading: Reading, facts: Facts, now: float, mates: Iterable[str] = ()) -> Verdict | None:
+        """Whether the worker hangs. `mates` are the phases of the others of its world that can be seen."""
         seated_at = self._seated_at if reading.phase == _PARKED else None
         since = _idle_since(reading) if seated_at is None else seated_at
+        if any(phase not in (_STEP, _PARKED) for phase in mates):
+            self._mates_came_at = now
+        if reading.phase == _STEP:
+            since = max(since, self._mates_came_at)
         if since != self._since:
             self._since, self._unseen_s = since, 0.0
         self._unseen_s += self._newly_unseen_s
@@ -178,7 +187,8 @@ class Watch:
         # A worker whose device does the work needs next to no CPU: who comes on does not stall.
         # One that waits for a disk needs none either; the deadline of its phase bounds that.
         idles = reading.phase in (_PARKED, _SAVE)
-        lives = reading.waiting or idles or reading.progressed_at > self._busy_at
+        came_on = max(reading.progressed_at, self._mates_came_at if reading.phase == _STEP else 0.0)
+        lives = reading.waiting or idles or came_on > self._busy_at
         if lives or not 0 <= used < deadlines.stall_cpu_s:
             self._busy_at, self._busy_cpu_s = now, facts.cpu_s
             return None

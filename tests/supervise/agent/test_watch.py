@@ -121,6 +121,28 @@ def test_the_deadline_of_a_step_begins_anew_when_a_wait_is_over() -> None:
     assert verdict_at(reading, 31.0) == HUNG
 
 
+def test_who_steps_while_a_mate_saves_waits_for_it() -> None:
+    watch = Watch(DEADLINES, now=BEGAN)
+    step = at("step", num_steps=9, median_step_s=0.1)
+    for second in range(500):
+        assert watch.look(step, Facts("S", 0.0), BEGAN + second, ["step", "save"]) is None
+    for second in range(500, 509):
+        assert watch.look(step, Facts("S", 0.0), BEGAN + second, ["step", "step"]) is None
+    verdict = watch.look(step, Facts("S", 0.0), BEGAN + 509.5, ["step", "step"])
+    assert verdict is not None
+    assert verdict.cause == "hung"
+    assert verdict.since == BEGAN + 499
+
+
+def test_mates_who_are_at_the_same_wait_for_nobody() -> None:
+    watch = Watch(DEADLINES, now=BEGAN)
+    for second in range(60):
+        assert watch.look(at("init"), Facts("S", 0.0), BEGAN + second, ["init"]) is None
+    verdict = watch.look(at("init"), Facts("S", 0.0), BEGAN + 61.0, ["init"])
+    assert verdict is not None
+    assert verdict.cause == "stalled"
+
+
 @pytest.mark.parametrize("phase", ["start", "compile", "step", "parked"])
 @pytest.mark.parametrize("waiting", ["", "barrier"])
 def test_a_stopped_process_hangs_in_every_phase(phase: str, waiting: str) -> None:
