@@ -61,20 +61,20 @@ def test_a_run_that_may_grow_does_not_wait_for_those_who_may_never_come(tmp_path
     assert policy_settings(asked).max_replicas == 4
 
 
-def test_one_replica_on_several_nodes_has_copies_at_neighbours(tmp_path: Path) -> None:
-    lone = settings(tmp_path, replicas=1, workers_per_replica=2, nodes=2)
-    root = agent_config(lone, 1, "t" * 32).root
-    kept = agent_config(lone, 0, "t" * 32).neighbours
-    assert kept == ((1, f"file:{vault_socket(root)}.address"),)
-    assert agent_config(settings(tmp_path, replicas=2, nodes=2), 0, "t" * 32).neighbours == ()
+def test_every_node_knows_where_the_vaults_of_the_others_are(tmp_path: Path) -> None:
+    asked = settings(tmp_path, replicas=2, nodes=3)
+    roots = [agent_config(asked, node, "t" * 32).root for node in range(3)]
+    where = [f"file:{vault_socket(root)}.address" for root in roots]
+    assert agent_config(asked, 0, "t" * 32).vaults == ((1, where[1]), (2, where[2]))
+    assert agent_config(asked, 2, "t" * 32).vaults == ((0, where[0]), (1, where[1]))
+    without = settings(tmp_path, nodes=3, vault=False)
+    assert agent_config(without, 0, "t" * 32).vaults == ()
+    assert (policy_settings(asked).vaults, policy_settings(without).vaults) == (True, False)
 
 
-def test_copies_are_outside_of_the_failure_domain(tmp_path: Path) -> None:
+def test_the_policy_knows_what_nodes_fail_together_with(tmp_path: Path) -> None:
     racks = ("a", "a", "b", "b")
-    lone = settings(tmp_path, replicas=1, workers_per_replica=4, nodes=4, domains=racks)
-    held = {owner: node for node in range(4) for owner, _ in agent_config(lone, node, "t" * 32).neighbours}
-    assert sorted(held) == [0, 1, 2, 3]
-    assert all(racks[owner] != racks[node] for owner, node in held.items())
+    assert policy_settings(settings(tmp_path, nodes=4, domains=racks)).domains == racks
     with pytest.raises(UsageError, match="there are 2 domains"):
         settings(tmp_path, nodes=3, domains=("a", "b"))
 

@@ -37,7 +37,7 @@ class Mishap(msgspec.Struct, frozen=True, kw_only=True):
 
     `who`: self, coordinator, vault, agent, parked, or slot:N. `after` is the number of a mishap that must
     have happened before. One that is `always` to happen spares nobody. `told` holds it back until the journal
-    has so many events of a kind and a step: (kind, step, count).
+    has so many events of a kind and a step: (kind, step, count). At a "gate" a worker waits for `open_gate`.
     """
 
     at: str
@@ -91,7 +91,9 @@ class Plan:
             _until_told(*one.told)
         pids = [] if one.who == "self" else _found(one.who)
         os.utime(_trace(self._out, number))
-        if one.who == "self":
+        if one.what == "gate":
+            _await(lambda: _gate(self._out, number).exists(), f"open gate {number}")
+        elif one.who == "self":
             _TO_SELF[one.what]()
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -108,8 +110,17 @@ def moment(out: Path, number: int) -> float:
     return _trace(out, number).stat().st_mtime
 
 
+def open_gate(out: Path, number: int) -> None:
+    """Let whoever was stopped by the mishap "gate" go on."""
+    _gate(out, number).touch()
+
+
 def _trace(out: Path, number: int) -> Path:
     return out / f"mishap-{number}"
+
+
+def _gate(out: Path, number: int) -> Path:
+    return out / f"gate-{number}"
 
 
 # ---- to oneself

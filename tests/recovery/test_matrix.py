@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from _pytest.mark import ParameterSet
 
+from holdfast.journal import RunRestored
 from tests.recovery.mishaps import Mishap
 from tests.recovery.stage import SHORT, UNTIL, Digests, Scene
 
@@ -223,9 +224,14 @@ def test_the_only_node_is_preempted(phase: str, tmp_path: Path, undisturbed: Dig
     # It has the coordinator: all save and stop, and the same command goes on.
     assert scene.play() == 75
     scene.check_so_far(undisturbed)
+    done = 1 + max((one.step for one in scene.applied()), default=-1)
+    told = len(scene.events())
     again = Scene(tmp_path, replicas=3)
     assert again.play() == 0
     again.check(undisturbed)
+    # Nothing was lost: it goes on where they stopped.
+    (restored,) = [one for one in again.events()[told:] if isinstance(one, RunRestored)]
+    assert restored.step == done
 
 
 # What has no cell, and why: faults, parts, phases ("*": all). tests/recovery/test_table.py holds it complete.

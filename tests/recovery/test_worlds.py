@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 import pytest
 
-from holdfast.journal import RunRestored
+from holdfast.journal import RunEnded, RunRestored, SaveFailed, WorkerExited
+from holdfast.vault.commit import ORPHAN_S
 from tests.recovery.mishaps import Mishap
 from tests.recovery.stage import SHORT, Digests, Scene
 
@@ -107,6 +108,22 @@ def test_one_world(name: str, tmp_path: Path, undisturbed_world: Digests) -> Non
         assert {one.step for one in restored if one.source != "init"} == {10}
 
 
+def test_a_save_of_those_who_went_on_does_not_hold_up_the_end(
+    tmp_path: Path, undisturbed_world: Digests
+) -> None:
+    # Workers of a world are not in step here: one hangs when the other has saved what it never will.
+    behind = Mishap(at="lane", what="stop", slot=0, step=13, told=("SaveStaged", 15, 1))
+    scene = world(tmp_path, behind)
+    assert scene.play(60.0) == 0
+    scene.check(undisturbed_world)
+    halves = {one.step: one.reason for one in scene.events() if isinstance(one, SaveFailed)}
+    assert halves[15] == "rank 0 ended without a part in step 15"
+    assert not [reason for reason in halves.values() if "in time" in reason]
+    last = max(one.t for one in scene.records() if isinstance(one.event, WorkerExited))
+    (end,) = (one.t for one in scene.records() if isinstance(one.event, RunEnded))
+    assert end - last < ORPHAN_S, "the vault waits for one that is known to be gone"
+
+
 @full
 def test_one_says_that_trying_again_is_no_use(tmp_path: Path, undisturbed_world: Digests) -> None:
     assert world(tmp_path, *befalls("step", "exit78")).play() == 78
@@ -130,16 +147,22 @@ def test_the_only_node_is_preempted(phase: str, tmp_path: Path, undisturbed_worl
     scene = world(tmp_path, *befalls(phase, "term", "agent"), *(held if phase != "compile" else ()))
     assert scene.play() == 75
     scene.check_so_far(undisturbed_world)
+    done = 1 + max((one.step for one in scene.applied()), default=-1)
+    told = len(scene.events())
     again = world(tmp_path)
     assert again.play() == 0
     again.check(undisturbed_world)
+    restored = [one for one in again.events()[told:] if isinstance(one, RunRestored)]
+    assert {one.step for one in restored} == {done}, "something was lost, and done again"
 
 
 # What has no cell here, and why. tests/recovery/test_table.py holds it complete.
 NO_CELL: Final = (
     ("*", "*", "reduce", "one world has no sums between replicas"),
-    ("collective", "worker", "step", "of JAX's, in tests/jax/test_launched_world.py"),
-    ("collective", "*", "*", "only a step has them"),
+    ("collective", "worker", "step compile save", "of JAX's, in tests/jax/test_launched_world.py"),
+    ("collective", "worker", "start", "there is no world before all have their seats"),
+    ("collective", "worker", "restore shutdown", "they wait for each other in named calls, not in XLA"),
+    ("collective", "parked coordinator vault agent", "*", "none of them is in a world"),
     ("segv term exit75 exit78 raise oom", "worker", "*", "an end, as with kill and exit1: all are replaced"),
     ("spin", "worker", "*", "no progress, as with gil, and no end of heartbeats: as in the other matrix"),
     ("segv exit1 exit75 exit78 raise oom gil spin", "coordinator vault agent", "*", "see the other matrix"),

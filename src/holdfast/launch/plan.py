@@ -17,7 +17,6 @@ from holdfast.errors import UsageError
 from holdfast.supervise.agent_config import AgentConfig, vault_socket
 from holdfast.supervise.rules import PolicySettings
 from holdfast.supervise.watch import Deadlines
-from holdfast.vault import neighbours
 
 JOURNAL: Final = "journal.jsonl"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -30,6 +29,7 @@ _OURS: Final = (
     "PART",
     "DIGEST",
     "VAULT",
+    "VAULTS",
     "COORD",
     "RUN",
     "LAUNCH",
@@ -146,6 +146,8 @@ def policy_settings(settings: LaunchSettings) -> PolicySettings:
         "nodes": settings.nodes,
         "spares": settings.spares,
         "parked": settings.parked,
+        "vaults": settings.vault,
+        "domains": settings.domains,
         "wire_dtype": settings.wire_dtype,
         "agent_dead_s": settings.agent_dead_s,
         "grace_s": settings.grace_s,
@@ -191,7 +193,7 @@ def agent_config(settings: LaunchSettings, node: int, token: str, launch: str = 
         hosts_coordinator=node == 0,
         coordinator={**coordinator, **settings.coordinator},
         vault=settings.vault,
-        neighbours=_kept_copies(settings, node),
+        vaults=_other_vaults(settings, node),
         log_slots=None if slots is None else tuple(sorted(slots)),
         deadlines=settings.deadlines,
         orphan_s=settings.orphan_s,
@@ -206,17 +208,12 @@ def node_root(settings: LaunchSettings, node: int) -> str:
     return str(settings.path / "nodes" / str(node))
 
 
-def _kept_copies(settings: LaunchSettings, node: int) -> tuple[tuple[int, str], ...]:
-    """The nodes whose states this one keeps copies of: none where two replicas hold the state anyway."""
-    if settings.replicas > 1 or settings.nodes == 1 or not settings.vault:
+def _other_vaults(settings: LaunchSettings, node: int) -> tuple[tuple[int, str], ...]:
+    """The other nodes, and where their vaults say their addresses."""
+    if not settings.vault:
         return ()
-    nodes = [str(number) for number in range(settings.nodes)]
-    holders = neighbours(nodes, dict(zip(nodes, settings.domains, strict=False)))
-    return tuple(
-        (int(owner), f"file:{vault_socket(node_root(settings, int(owner)))}.address")
-        for owner, holder in sorted(holders.items())
-        if int(holder) == node
-    )
+    others = [number for number in range(settings.nodes) if number != node]
+    return tuple((one, f"file:{vault_socket(node_root(settings, one))}.address") for one in others)
 
 
 def _environment(settings: LaunchSettings) -> dict[str, str]:

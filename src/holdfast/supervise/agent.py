@@ -25,7 +25,7 @@ from holdfast.errors import HoldfastError, LeaseError, StorageError
 from holdfast.journal import Journal, PartRestarted, PartStarted
 from holdfast.supervise import messages as m
 from holdfast.supervise.agent_burials import Undertaker
-from holdfast.supervise.agent_config import AgentConfig, forget_vault, read_config
+from holdfast.supervise.agent_config import AgentConfig, forget_vault, name_neighbours, read_config
 from holdfast.supervise.agent_crew import Crew
 from holdfast.supervise.agent_loop import Loop
 from holdfast.supervise.agent_worker import WORKER
@@ -95,6 +95,8 @@ class Agent:
         try:
             # Workers of a former agent died with it; what they had started may not have.
             end_marked({**self._config.marks, KIND: WORKER})
+            with contextlib.suppress(OSError):  # whom a former agent was told to name
+                os.unlink(self._config.neighbourhood)
             adopted = tuple(part.name for part in self._parts if self._begin(part))
             self._crew.successor = bool(adopted)
             self._loop.add_stream(self._stream, self._commands)
@@ -136,8 +138,17 @@ class Agent:
             self._crew.kill(command.worker, command.reason)
         elif isinstance(command, m.Drain):
             self._crew.drain(command.worker, command.reason)
+        elif isinstance(command, m.KeepCopies):
+            self._keep_copies(command.nodes)
         else:
             self._end(command.reason, command.grace_s, command.code)
+
+    def _keep_copies(self, nodes: tuple[int, ...]) -> None:
+        """Tell the vault whose states to keep copies of."""
+        try:
+            name_neighbours(self._config, nodes)
+        except OSError as error:
+            _log.error("the vault cannot be told to keep copies of nodes %s: %s", nodes, error)
 
     def _tick(self, now: float) -> None:
         for number in self._taken_signals():
@@ -195,6 +206,7 @@ class Agent:
             return
         name = signal.Signals(number).name
         if self._gone_at is not None:
+            self._gone_at = now
             self._end(f"a second {name}", 0.0, 0)
             return
         self._gone_at = now + self._config.notice_s
@@ -270,7 +282,8 @@ class Agent:
             self._stopping = True
             self._parts_until = now + self._config.flush_s
         if self._hurry:
-            self._parts_until = min(self._parts_until, now + _HURRY_S)
+            # A node that goes away is there until then, and the vault may use all of that.
+            self._parts_until = min(self._parts_until, max(now + _HURRY_S, self._gone_at or now))
             self._hurry = False
         flush_s = max(0.0, self._parts_until - now)
         others = [part for part in self._parts if part.name != COORDINATOR]

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Collection
 from typing import Any, Final
 
 import msgspec
@@ -53,8 +54,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     vault: bool = True
     vault_serve: str = "127.0.0.1:0"
     """Where the vault offers its states."""
-    neighbours: tuple[tuple[int, str], ...] = ()
-    """Nodes whose states this node's vault keeps copies of, and where their vaults say their addresses."""
+    vaults: tuple[tuple[int, str], ...] = ()
+    """The other nodes, and where their vaults are: each an address, or `file:` and the file that says it."""
     log_slots: tuple[int, ...] | None = (0,)
     """Whose output is shown; None: everybody's."""
     deadlines: Deadlines = Deadlines()
@@ -90,6 +91,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return vault_socket(self.root)
 
     @property
+    def neighbourhood(self) -> str:
+        """The file that tells the vault whose states to keep copies of."""
+        return os.path.join(self.root, "neighbours")
+
+    @property
     def marks(self) -> dict[str, str]:
         """What every process of this node has in its environment."""
         return {"HOLDFAST_FOLDER": self.folder, "HOLDFAST_NODE": str(self.node)}
@@ -109,6 +115,14 @@ def forget_vault(root: str) -> None:
     for name in (vault_socket(root), f"{vault_socket(root)}.address"):
         with contextlib.suppress(OSError):
             os.unlink(name)
+
+
+def name_neighbours(config: AgentConfig, nodes: Collection[int]) -> None:
+    """Have the node's vault keep copies of the states of these nodes, and of no others. Fails: OSError."""
+    temporary = f"{config.neighbourhood}.tmp"
+    with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.writelines(f"{node}={address}\n" for node, address in config.vaults if node in nodes)
+    os.replace(temporary, config.neighbourhood)
 
 
 def write_config(config: AgentConfig) -> int:

@@ -27,6 +27,8 @@ class Inheritance:
     node: int
     coordinator: str
     vault: str
+    vaults: tuple[str, ...]
+    """Where the vaults of the other nodes are, as the agent knows it."""
     token: bytes | None
     launch: str
     board: Board
@@ -55,6 +57,7 @@ def inheritance() -> Inheritance | None:
             node=int(os.environ.get("HOLDFAST_NODE", "0")),
             coordinator=os.environ["HOLDFAST_COORD"],
             vault=os.environ.get("HOLDFAST_VAULT", ""),
+            vaults=tuple(os.environ.get("HOLDFAST_VAULTS", "").splitlines()),
             token=_read(int(token)) if token else None,
             launch=os.environ.get("HOLDFAST_LAUNCH", ""),
             board=Board.open(int(board)),

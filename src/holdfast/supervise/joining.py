@@ -205,6 +205,7 @@ def _member(
             rank=place.seat.index,
             world=place.workers,
             writer=given.vault or "vault",
+            vaults=given.vaults,
             coordinator=given.coordinator,
             token=given.token,
             events=events,

@@ -180,7 +180,13 @@ class Shutdown(Struct, frozen=True, array_like=True, tag=5, gc=False):
     code: int = 0
 
 
-Command: TypeAlias = Spawn | Activate | Kill | Drain | Shutdown
+class KeepCopies(Struct, frozen=True, array_like=True, tag=6, gc=False):
+    """The node's vault is to keep copies of what those of these nodes stage, and of no others."""
+
+    nodes: tuple[int, ...]
+
+
+Command: TypeAlias = Spawn | Activate | Kill | Drain | Shutdown | KeepCopies
 
 
 # ---- worker to agent

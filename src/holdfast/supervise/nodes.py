@@ -74,6 +74,7 @@ class Nodes:
         if node.state not in (UP, COMING):
             return  # it is being ended, or was given up
         node.state, node.pid, node.parts, node.heard = UP, report.pid, report.parts, roster.now
+        node.copies = ()  # an agent begins with none
         roster.alarms.set("agent", node.number, roster.now + roster.settings.agent_dead_s)
         roster.dirty = True
         roster.version += 1

@@ -66,8 +66,8 @@ def recipes(config: AgentConfig) -> list[Recipe]:
             config.vault_serve,
             *lease,
         ]
-        for node, address in config.neighbours:
-            standing += ["--neighbour", f"{node}={address}"]
+        if config.vaults:
+            standing += ["--neighbourhood", config.neighbourhood]
         found.append(Recipe(VAULT, lambda _: [*_python("holdfast.vault"), *standing], tuple(standing)))
     if config.workers_per_replica > 1:
         found.append(Recipe(WORLDS, lambda _: _python("holdfast.jax.worlds"), (), bound=True))

@@ -7,7 +7,7 @@
 
 `now` is seconds on a clock that never goes back; the policy has no other, and no socket, thread or random
 number. Its parts: `seating` gives seats to processes, `verdicts` says what an end means, `nodes` minds the
-agents.
+agents, `copying` says whose states vaults copy.
 
 A run ends in one way only: `Roster.stop` gives the reason and the code, agents are told to end everything,
 and when the last one is gone, or the time for it is over, comes the End.
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from holdfast.journal import RunEnded, RunStarted
+from holdfast.supervise.copying import Copying
 from holdfast.supervise.decisions import (
     DONE_CODE,
     RETRY_CODE,
@@ -77,6 +78,7 @@ class Policy:
         self._seating = Seating(self._roster)
         self._verdicts = Verdicts(self._roster, self._seating)
         self._nodes = Nodes(self._roster, self._seating, self._verdicts)
+        self._copying = Copying(self._roster)
         self._ending = False
         self._ended = False
         workers = self._roster.workers
@@ -240,11 +242,13 @@ class Policy:
                     roster.nodes[worker.node].parking.reset()
             case WorkerActive():
                 worker.slot = report.slot
-                roster.joined = True
+                roster.joined = roster.dirty = True
                 if worker.state in (STARTING, WARMING, SEATED):
                     worker.state, worker.active_since = ACTIVE, roster.now
                     worker.floor = roster.newest
             case WorkerProgress():
+                if worker.step < 0 <= report.step:
+                    roster.dirty = True  # from now on it holds the state
                 worker.step, worker.phase = report.step, report.phase
                 worker.median_step_s = report.median_step_s
                 if worker.state in (ACTIVE, LEAVING) and worker.floor < 0:
@@ -273,6 +277,7 @@ class Policy:
                 self._seating.fill()
             if roster.verdict is None:
                 self._seating.top_up()
+                self._copying.update()
                 return
             self._begin_to_end()
         if all(node.state == AWAY for node in roster.nodes.values()):

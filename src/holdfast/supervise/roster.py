@@ -104,6 +104,8 @@ class Node:
     parks_at: float = -math.inf
     """No process is parked before; inf if that was given up."""
     parts: tuple[str, ...] = ()
+    copies: tuple[int, ...] = ()
+    """The nodes whose states its vault was told to keep copies of."""
 
     @property
     def usable(self) -> bool:
@@ -211,6 +213,12 @@ class Roster:
     def filled(self) -> int:
         """Replicas that have workers and are to keep them."""
         return sum(replica.state == FILLED for replica in self.wanted_replicas())
+
+    def holds_state(self, replica: Replica) -> bool:
+        """Whether all its workers train, and are to go on."""
+        width, workers = self.settings.workers_per_replica, replica.workers.values()
+        training = sum(worker.state == ACTIVE and worker.step >= 0 for worker in workers)
+        return replica.state == FILLED and training == width
 
     def any_finished(self) -> bool:
         return any(replica.state == FINISHED for replica in self.replicas.values())

@@ -67,6 +67,10 @@ class PolicySettings:
     spares: int = 0
     seats_per_node: int = 0
     parked: int = 0
+    vaults: bool = False
+    """Whether nodes have vaults, which can keep copies of each other's states."""
+    domains: tuple[str, ...] = ()
+    """For each node what it fails together with; a node without one is a domain of its own."""
     wire_dtype: str | None = None
     """What workers round floats to for their sums: for the status, nothing is decided by it."""
     coordinator_node: int = 0

@@ -82,7 +82,8 @@ class Loaded(NamedTuple):
 class RunSaver:
     """The checkpoints of a run, as one worker sees them. Only the saving replica's workers call `save`.
 
-    `writer` is "vault", or the socket of the node's standing vault.
+    `writer` is "vault", or the socket of the node's standing vault. `vaults` are those of other nodes: each
+    an address, or `file:` and the file that says it.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class RunSaver:
         rank: int = 0,
         world: int = 1,
         writer: str = "vault",
+        vaults: Sequence[str] = (),
         coordinator: str | Sequence[str] | None = None,
         token: bytes | None = None,
         events: journal.Journal,
@@ -116,6 +118,7 @@ class RunSaver:
         if self._standing:
             # The last state stays in one slot, and is offered from there, while the next goes into the other.
             self._settings |= {"slots": 2, "serve": "127.0.0.1:0"}
+        self._vaults = tuple(vaults)
         self._token = token
         self._rank = rank
         self._events = events
@@ -249,25 +252,21 @@ class RunSaver:
 
     def vault_address(self) -> str:
         """Where the node's standing vault offers what is staged; empty if there is none."""
-        if not self._standing:
-            return ""
-        try:
-            return Path(f"{self._standing}.address").read_text(encoding="utf-8").strip()
-        except OSError:
-            return ""
+        return _address(f"file:{self._standing}.address") if self._standing else ""
 
     def load(
         self, template: Any, *, step: int | None = None, vaults: Sequence[str] = (), wait_s: float = 30.0
     ) -> Loaded | None:
         """The newest state that verifies, or that of `step`; None if there is none.
 
-        The memory of this node's own vault is asked first, and of these; then the folder, where it has a
-        newer step or they have none. Blocks: while
-        reading, and up to `wait_s` for a save that a vault is still finishing. Fails: CorruptError (given
-        `step`), NoCheckpointError if there are steps and none can be loaded, MismatchError.
+        The memory of this node's own vault, of those of other nodes and of `vaults` is asked first; then the
+        folder, where it has a newer step or they have none. Blocks: while reading, and up to `wait_s` for a
+        save that a vault is still finishing. Fails: CorruptError (given `step`), NoCheckpointError if there
+        are steps and none can be loaded, MismatchError.
         """
         checkpointer = self._checkpointer()
-        addresses = list(dict.fromkeys(one for one in (self.vault_address(), *vaults) if one))
+        others = map(_address, self._vaults)
+        addresses = list(dict.fromkeys(one for one in (self.vault_address(), *vaults, *others) if one))
         if addresses:
             newest = max(self._saved(checkpointer), default=-1)
             held = vault.restore_newest(
@@ -342,3 +341,13 @@ class RunSaver:
         if self._open is None:
             self._open = Checkpointer(self._folder, **self._settings)
         return self._open
+
+
+def _address(where: str) -> str:
+    """An address, or what stands in the file of `file:PATH`; empty where there is no such file."""
+    if not where.startswith("file:"):
+        return where
+    try:
+        return Path(where.removeprefix("file:")).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

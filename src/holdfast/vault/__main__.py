@@ -65,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NODE=ADDRESS",
         help="keep copies of that node's states; file:PATH for the file that says the address",
     )
+    parser.add_argument(
+        "--neighbourhood", metavar="PATH", help="a file of such lines, which may change at any time"
+    )
     token = parser.add_mutually_exclusive_group()
     token.add_argument("--token-file", help="a file with the run's token")
     token.add_argument("--token-fd", type=int, help="an inherited descriptor to read the token from")
@@ -74,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
 def _settings(options: argparse.Namespace) -> Standing:
     if options.keep_staged < 0 or options.orphan_s < 0:
         raise UsageError("--keep-staged and --orphan-s are not negative")
+    if options.neighbour and options.neighbourhood is not None:
+        raise UsageError("--neighbour and --neighbourhood: one of them", hint="write it into the file")
     token = _token(options)
     neighbours = []
     for text in options.neighbour:
@@ -88,6 +93,7 @@ def _settings(options: argparse.Namespace) -> Standing:
         orphan_s=options.orphan_s,
         serve=None if options.serve is None else ServeAt(options.serve, options.run, token),
         neighbours=tuple(neighbours),
+        neighbourhood=options.neighbourhood,
     )
 
 

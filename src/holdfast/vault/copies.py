@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from typing import Final, final
 
 import msgspec
@@ -131,10 +132,14 @@ def address_in(where: str) -> str:
 
 @final
 class Copiers:
-    """The neighbours whose states are copied here; told at any time, begun once states are offered."""
+    """The neighbours whose states are copied here; told at any time, begun once states are offered.
 
-    def __init__(self, holdings: Holdings) -> None:
+    `expected`: there may be some at any time, also while there are none.
+    """
+
+    def __init__(self, holdings: Holdings, *, expected: bool = False) -> None:
         self._holdings = holdings
+        self._expected = holdings.copies = expected
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
         self._wanted: dict[str, str] = {}
@@ -152,7 +157,17 @@ class Copiers:
             if address:
                 self._wanted[node] = address
                 self._begin(node)
-            self._holdings.copies = bool(self._wanted)
+            self._holdings.copies = self._expected or bool(self._wanted)
+
+    def copy_only(self, neighbours: Mapping[str, str]) -> None:
+        """Keep copies of the states of these nodes, and of no others."""
+        with self._lock:
+            before = dict(self._wanted)
+        for node in before.keys() - neighbours.keys():
+            self.copy_from(node, "")
+        for node, address in neighbours.items():
+            if before.get(node) != address:
+                self.copy_from(node, address)
 
     def open(self, endpoint: Endpoint) -> None:
         """There is an endpoint to pull with."""

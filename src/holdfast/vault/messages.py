@@ -130,6 +130,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     serve: ServeAt | None = None
     store: StoreOptions | None = None
     mirror: MirrorTo | None = None
+    session: str = ""
+    """That of the agreement; the attempts of all saves begin with it."""
 
 
 class MakeSlot(msgspec.Struct, frozen=True, tag=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 
@@ -19,7 +20,7 @@ def neighbours(nodes: Sequence[str], domains: Mapping[str, str] | None = None) -
     domain = {node: (domains or {}).get(node, f"\0{node}") for node in ordered}
     # Domains one after the other, the largest first: then a shift by the size of the largest takes every
     # node out of its own domain whenever a permutation can do that at all.
-    sizes = {name: sum(domain[node] == name for node in ordered) for name in domain.values()}
+    sizes = Counter(domain.values())
     ring = sorted(ordered, key=lambda node: (-sizes[domain[node]], domain[node], node))
     shift = max(sizes.values())
     if shift == len(ring):

@@ -20,6 +20,7 @@ from holdfast.clock import Deadline
 from holdfast.errors import VaultError
 from holdfast.vault.lease import Orphanhood, lease_held
 from holdfast.vault.messages import ServeAt
+from holdfast.vault.neighbourhood import named_neighbours
 from holdfast.vault.session import FINISH_S, Session, peer_of
 
 log = logging.getLogger("holdfast.vault")
@@ -45,7 +46,8 @@ class Standing:
     `keep` states of each rank outlive their trainer, in at most `memory_limit` bytes. `lease` is the file
     that the node's agent holds a lock on; when nobody did for `orphan_s`, the vault ends. With `serve`,
     states are offered from the start; else from the first trainer on that asks for it. `neighbours` are the
-    nodes whose states are copied here, and where their vaults are.
+    nodes whose states are copied here, and where their vaults are; `neighbourhood` is a file that names them
+    instead, and is looked at again and again.
     """
 
     keep: int = 1
@@ -54,6 +56,7 @@ class Standing:
     orphan_s: float = 30.0
     serve: ServeAt | None = None
     neighbours: tuple[tuple[str, str], ...] = ()
+    neighbourhood: str | None = None
 
 
 def serve_listening(path: str, settings: Standing, *, stop: threading.Event) -> None:
@@ -85,7 +88,7 @@ class _Vault:
             os.unlink(f"{path}.address")  # where a killed vault was
         self._sessions: list[tuple[Session, threading.Thread]] = []
         self._holdings = Holdings(keep=settings.keep, limit=settings.memory_limit, on_open=self._opened)
-        self._copiers = Copiers(self._holdings)
+        self._copiers = Copiers(self._holdings, expected=settings.neighbourhood is not None)
         for node, address in settings.neighbours:
             self._copiers.copy_from(node, address)
         if settings.serve is not None:
@@ -106,11 +109,18 @@ class _Vault:
                 pass
             else:
                 self._welcome(sock)
+            self._look_around()
             if self._settings.lease is not None:
                 held = lease_held(self._settings.lease)
                 if orphanhood.see(held, time.monotonic()):
                     log.warning("no agent for %g s: ending", self._settings.orphan_s)
                     return
+
+    def _look_around(self) -> None:
+        """Keep copies of those whom the agent names by now."""
+        if self._settings.neighbourhood is not None:
+            with suppress(OSError):  # it is read again soon
+                self._copiers.copy_only(named_neighbours(self._settings.neighbourhood))
 
     def _welcome(self, sock: socket.socket) -> None:
         if peer_of(sock)[1] != os.getuid():

@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final, final
 
 from holdfast import journal
@@ -20,6 +20,7 @@ from holdfast.errors import DeadlineError, HoldfastError, VaultError
 from holdfast.storage import opened
 from holdfast.vault.agreements import make_agreement
 from holdfast.vault.arena import Slot
+from holdfast.vault.commit import part
 from holdfast.vault.messages import (
     REQUESTS,
     Abort,
@@ -63,6 +64,9 @@ FINISH_S: Final = 3600.0
 _TICK_S: Final = 60.0
 _DEATH_S: Final = 1.0
 """A process whose sockets are closed by the kernel is gone after much less."""
+
+_PART_S: Final = 5.0
+"""How long the other ranks' not having to wait is worth waiting for."""
 
 Warden = Callable[[str, str], None]
 """Takes (node, address): whose states to copy from where."""
@@ -342,15 +346,17 @@ class Session:
         for job in jobs:
             job.orphaned = True
             job.abort("the trainer ended before the save was staged")
-        trusted = not died or self._is_gone()
+        gone = died and self._is_gone()
+        trusted = not died or gone
         busy = {job.order.slot for job in jobs}
         self._part([number for number in self._slots if number not in busy], trusted)
-        if self._persister is not None and not self._persister.close(FINISH_S):
+        finished = self._persister is None or self._persister.close(FINISH_S)
+        if not finished:
             log.error("gave up on a save after %g s", FINISH_S)
-        if self._agreement is not None:
-            self._agreement.close()
         if not drain or self._mirror is None:
             self._frames.close()
+        if self._agreement is not None:
+            self._depart(self._agreement, tells=finished and (gone or not (died or drain)))
         if self._standing:
             self._part(list(self._slots), trusted)
             if died and not self._ending:
@@ -371,6 +377,26 @@ class Session:
             self._journal.close(timeout_s=5.0)
         if self._peer is not None:
             os.close(self._peer)
+
+    def _depart(self, agreement: Agreement, tells: bool) -> None:
+        """Leave the agreement; if this `tells`, the other ranks do not wait for this one any more.
+
+        It does where the trainer left before the others may have been done. One that is alive and only lost
+        its connection hands its saves to another vault.
+        """
+        hello = self._hello
+        if not tells or hello is None or hello.world == 1 or not hello.session:
+            agreement.close()
+            return
+
+        def tell() -> None:
+            with closing(agreement), suppress(HoldfastError):  # else they find out for themselves, later
+                part(agreement, hello.session)
+
+        # A coordinator may be gone with its trainers, and keeps nothing here from its end.
+        telling = threading.Thread(target=tell, name="holdfast-part", daemon=True)
+        telling.start()
+        telling.join(_PART_S)
 
     def _part(self, numbers: list[int], trusted: bool) -> None:
         """Leave slots to a standing vault."""

@@ -17,7 +17,7 @@ from holdfast.errors import UsageError
 from holdfast.journal import Journal
 from holdfast.supervise import agent_crew
 from holdfast.supervise.agent_burials import Undertaker
-from holdfast.supervise.agent_config import read_config, vault_socket, write_config
+from holdfast.supervise.agent_config import name_neighbours, read_config, vault_socket, write_config
 from holdfast.supervise.agent_crew import Crew
 from holdfast.supervise.agent_loop import Loop
 from holdfast.supervise.logs import Console, Tail, last_error, last_lines, opened, shown
@@ -25,12 +25,24 @@ from holdfast.supervise.memory_kills import MemoryKills
 from holdfast.supervise.messages import CRASHED, OUT_OF_MEMORY, Report, Seat, WorkerEnded
 from holdfast.supervise.parts import Part, recipes
 from holdfast.supervise.processes import Exit, Process, end_marked, marked, oom_kills
+from holdfast.vault.neighbourhood import named_neighbours
 from tests.supervise.agent.agent_process import TIMEOUT_S, config_of
 
 
 def test_a_config_arrives_as_it_was_written(tmp_path: Path) -> None:
-    config = config_of(tmp_path, neighbours=((1, "file:/x"),), log_slots=(0, 3))
+    config = config_of(tmp_path, vaults=((1, "file:/x"),), log_slots=(0, 3))
     assert read_config(write_config(config)) == config
+
+
+def test_a_vault_reads_whom_its_agent_names(tmp_path: Path) -> None:
+    latin = os.fsdecode(b"file:/caf\xe9")
+    config = config_of(tmp_path, vaults=((1, "file:/x=y"), (2, "file:/z"), (12, latin)))
+    os.makedirs(config.root)
+    for nodes in ((1, 12, 7), (2,), ()):
+        name_neighbours(config, nodes)
+        wanted = {str(node): address for node, address in config.vaults if node in nodes}
+        assert named_neighbours(config.neighbourhood) == wanted
+    assert os.listdir(config.root) == ["neighbours"]
 
 
 def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
