@@ -109,6 +109,7 @@ def _summary(run: LaunchedRun, at: float, first: float, back: float) -> dict[str
         one.event.worker for one in records if isinstance(one.event, WorkerReplaced) and one.t > at
     )
     moments = {line["what"]: line["at"] for line in reversed(said[newcomer])}
+    loaded = next(line["loaded"] for line in said[newcomer] if line["what"] == "programs")
     received = next(one.event for one in records if isinstance(one.event, StateReceived) and one.t > at)
     steps = [
         line for lines in said.values() for line in lines if line["what"] == "step" and line["index"] > 1
@@ -120,18 +121,18 @@ def _summary(run: LaunchedRun, at: float, first: float, back: float) -> dict[str
         "parked_before": {
             "imports_s": moments["imported"] - began,
             "context_s": moments["context"] - moments["imported"],
-            "init_s": moments["initialised"] - moments["context"],
-            "executables_s": moments["rehearsed"] - moments["initialised"],
         },
         "after_the_kill": {
             "seated_s": moments["seated"] - at,
+            "programs_s": moments["programs"] - moments["seated"],
+            "programs_loaded": loaded,
             "state_in_s": received.seconds,
             "state_bytes": received.bytes,
             "restored_s": moments["restored"] - at,
         },
         "median_step": {
             key: statistics.median(line[key] for line in steps)
-            for key in ("compute_s", "exposed_s", "whole_s")
+            for key in ("compute_s", "add_s", "exposed_s", "whole_s")
         },
         "versions": machine.versions("jax", "jaxlib", "numpy"),
         "machine": machine.description(Path.cwd()),

@@ -7,6 +7,7 @@ Data are counted, not read: row r of step s is the same whoever makes it. HOLDFA
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,6 +42,22 @@ def host_init() -> Tree:
         made /= np.float32(np.sqrt(shape[0]))
         return made
 
+    params = _params(weight, lambda size: np.ones(size, np.float32))
+    zeros = jax.tree.map(np.zeros_like, params)
+    return {"params": params, "m": zeros, "v": zeros, "step": np.int32(0)}
+
+
+def described(where: jax.sharding.Sharding) -> Tree:
+    """The same as shapes and dtypes, for `run.restore(into=)`: no number of it is made."""
+
+    def shape(*dims: int, kind: type = np.float32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, kind, sharding=where)  # type: ignore[no-untyped-call]
+
+    params = _params(shape, shape)
+    return {"params": params, "m": params, "v": params, "step": shape(kind=np.int32)}
+
+
+def _params(weight: Callable[..., Any], ones: Callable[[int], Any]) -> dict[str, Any]:
     params: dict[str, Any] = {"embed": weight(VOCAB, WIDTH), "places": weight(LENGTH, WIDTH)}
     for layer in range(LAYERS):
         params[f"layer{layer}"] = {
@@ -48,11 +65,10 @@ def host_init() -> Tree:
             "out": weight(WIDTH, WIDTH),
             "up": weight(WIDTH, MLP),
             "down": weight(MLP, WIDTH),
-            "norm1": np.ones(WIDTH, np.float32),
-            "norm2": np.ones(WIDTH, np.float32),
+            "norm1": ones(WIDTH),
+            "norm2": ones(WIDTH),
         }
-    zeros = jax.tree.map(np.zeros_like, params)
-    return {"params": params, "m": zeros, "v": zeros, "step": np.int32(0)}
+    return params
 
 
 def rows(step: int, first: int, count: int) -> NDArray[np.int32]:
