@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
@@ -19,6 +20,8 @@ from bench.report import Refused
 
 _MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23
 _libc = ctypes.CDLL(None)
+_PASS_S = 3.0
+"""Longer than a hypervisor waits before it takes more free pages."""
 
 
 def versions(*distributions: str) -> dict[str, str]:
@@ -92,17 +95,34 @@ def forget_memory(ready_bytes: int) -> None:
     A hypervisor takes pages back that its guest leaves free (free page reporting); their next first touch was
     seen to take 20 times as long. So that no subject pays for that by chance, `ready_bytes` of free memory
     are touched and freed here. To a process they are as fresh as any: the kernel zeroes and maps them. Call
-    it last: seconds later they may be gone again.
+    it last: they are taken again, some every two seconds. Where the kernel counts how often, that is awaited
+    first, so that a subject has what is left of the two seconds undisturbed.
     """
     gc.collect()
     with suppress(AttributeError):  # not glibc
         _libc.malloc_trim(0)
+    if ready_bytes:
+        _await_pass()
     with mmap.mmap(
         -1, max(ready_bytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     ) as memory:
         for advice in (_MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
             with suppress(OSError):  # a kernel without it
                 memory.madvise(advice)
+
+
+def _await_pass() -> None:
+    """Wait until the hypervisor has taken some of what is free, or has nothing more to take."""
+    ends, before = time.monotonic() + _PASS_S, _passes()
+    while before is not None and _passes() == before and time.monotonic() < ends:
+        time.sleep(0.005)
+
+
+def _passes() -> int | None:
+    try:
+        return int(Path("/sys/module/page_reporting/parameters/passes").read_text())
+    except OSError:  # most kernels do not tell
+        return None
 
 
 CAN_DROP = os.access("/proc/sys/vm/drop_caches", os.W_OK)

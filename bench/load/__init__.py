@@ -24,7 +24,7 @@ _SMOKE_BYTES = 8 << 20
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
-    parser.add_argument("--size-gib", type=float, default=2.0, help="size of the weights (default 2)")
+    parser.add_argument("--size-gib", type=float, default=1.0, help="size of the weights (default 1)")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
     parser.add_argument("--threads", type=int, default=4, help="reading threads of holdfast (default 4)")
     parser.add_argument(
@@ -101,7 +101,8 @@ def _method(made: dict[str, Any], rounds: int, threads: int, about: str, residen
     if touch:
         free = (
             "Three times the weights in memory are touched and freed before each measurement: a hypervisor "
-            "takes long-free pages back, and their next first touch takes up to 20 times as long."
+            "takes free pages back, and their next first touch takes up to 20 times as long. Where the "
+            "kernel tells when (every two seconds, here), that is done right afterwards."
         )
     return (
         f"Weights: {made['tensors']} bfloat16 tensors of a Llama ({made['nbytes']:,} bytes, random bits) in "

@@ -68,9 +68,9 @@ class _Habits:
     """Copies of the width of an MLP block at a time."""
     table: tuple[float, float]
     """Copies of the output projection's gradient beside the logits; where it is the embedding's too."""
-    first: tuple[bool, bool]
-    """Whether gradients lie beside activations, of unrolled and of scanned layers; if not, each takes the
-    place of those it is made of."""
+    first: tuple[float, float]
+    """The share of gradients that lies beside activations, of unrolled and of scanned layers; the others take
+    the place of those they are made of."""
     more: tuple[float, float]
     """Copies of the gradients beside those that they are added to, of unrolled and of scanned layers."""
     change: tuple[float, float, float]
@@ -88,7 +88,7 @@ _ACCELERATOR: Final = _Habits(
     attention=3.0,
     mlp=3.0,
     table=(1.0, 1.0),
-    first=(False, True),
+    first=(0.15, 1.0),
     more=(0.0, 1.0),
     change=(0.0, 0.0, 0.0),
     fused=(1.0, 1.0),
@@ -102,7 +102,7 @@ _CPU: Final = _Habits(
     attention=2.25,
     mlp=3.5,
     table=(0.0, 2.0),
-    first=(True, True),
+    first=(1.0, 1.0),
     more=(0.3, 1.0),
     change=(1.8, 1.4, 0.85),
     fused=(1.35, 1.15),
@@ -158,10 +158,9 @@ def program_bytes(config: TrainConfig, program: str, samples: int, platform: str
         return round(at_rest + batch + more * computed + max(casts, change))
     scanned = config.model.layers == "scanned"
     held_once = _params(config, found) + batch
-    if program == "first" and not habits.first[scanned]:
-        return round(held_once + casts + max(sums, computed))
-    added = habits.more[scanned] * sums if program == "more" else 0.0
-    return round(held_once + sums + added + computed + casts)
+    if program == "first":
+        return round(held_once + casts + max(sums, computed + habits.first[scanned] * sums))
+    return round(held_once + casts + sums + computed + habits.more[scanned] * sums)
 
 
 def activations(config: TrainConfig, samples: int, platform: str) -> tuple[int, int]:

@@ -149,8 +149,7 @@ def _backward(
             grad = place(grad, *_whole(out))
             dims = ((_dims(2, grad.ndim), _dims(left.ndim - 2, weight.ndim)), ((), ()))
             of_left = lax.dot_general(grad, part, dims)
-            # In this order: XLA has a product add to what lies there if the product comes first.
-            of_applied = of_left if of_applied is None else of_left + of_applied
+            of_applied = of_left if of_applied is None else of_applied + of_left
             of_part = lax.dot_general(
                 left,
                 grad,
