@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Final
 
 import pytest
@@ -14,7 +13,6 @@ from holdfast.supervise.copying import copies_wanted
 from holdfast.supervise.decisions import Decision, Happening, Resize, Tell
 from holdfast.supervise.policy import Policy
 from holdfast.supervise.roster import UP
-from holdfast.supervise.rules import PolicySettings
 from holdfast.testing.supervision import simulation
 from tests.supervise.policy.play import Play
 
@@ -201,11 +199,8 @@ def test_nobody_is_told_when_all_steps_are_done() -> None:
 
 
 def test_what_was_told_is_what_is_wanted_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, step = simulation._settings, Policy.step
+    step = Policy.step
     told = 0
-
-    def with_vaults(*given: Any) -> PolicySettings:
-        return dataclasses.replace(settings(*given), vaults=True)
 
     def checked(self: Policy, happening: Happening, *, now: float) -> list[Decision]:
         nonlocal told
@@ -218,7 +213,6 @@ def test_what_was_told_is_what_is_wanted_whatever_happens(monkeypatch: pytest.Mo
             assert kept == self._copying._wanted(first), happening
         return decisions
 
-    monkeypatch.setattr(simulation, "_settings", with_vaults)
     monkeypatch.setattr(Policy, "step", checked)
     for seed in range(100):
         simulation.simulate(seed)

@@ -220,6 +220,7 @@ def _settings(world: World, kind: str) -> PolicySettings:
         finish_s=10.0,
         grace_s=rng.choice((1.0, 5.0)),
         end_s=3.0,
+        vaults=True,
     )
 
 
