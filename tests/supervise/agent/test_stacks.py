@@ -18,6 +18,9 @@ from holdfast.clock import Deadline
 from holdfast.supervise.processes import Process
 from holdfast.supervise.stacks import SIGNAL, Dump
 
+# Agents have no JAX; this process may have it, from tests before, and JAX warns of every fork.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+
 TIMEOUT_S = 60.0
 DEEP = "deep" * 50
 """A name so long that the stacks are more than a page."""
