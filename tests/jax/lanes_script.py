@@ -59,9 +59,8 @@ def main() -> None:
             if failed.exists() and run.replica == 1:
                 (folder / "back").touch()
             if step.index > fails_at >= 0 and not (folder / "back").exists():
-                time.sleep(
-                    0.1
-                )  # steps take as long as real ones, so that there are some left to come back to
+                # Work: steps go on, and take as long as real ones, so that there are some to come back to.
+                time.sleep(0.1)
             for lane in step.lanes:
                 values = np.random.default_rng([step.index, lane]).standard_normal((4, 8), np.float32)
                 step.add(lane, lane_sum(state, array(values)))

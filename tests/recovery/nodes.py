@@ -6,14 +6,12 @@ import fcntl
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, final
 
 from holdfast.checkpoint import committed_steps
-from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError
 from holdfast.storage import opened
 from holdfast.supervise.agent_config import vault_socket
@@ -21,17 +19,10 @@ from holdfast.supervise.processes import Process, marked, wait_all
 from holdfast.supervise.secret import run_token
 from holdfast.transfer import Endpoint
 from holdfast.vault.catalogue import CATALOGUE, ENTRIES, Held, decode_catalogue
+from tests.vault.nodes import await_that
 
 WAIT_S: Final = 30.0
 _ASK_S: Final = 5.0
-
-
-def await_that(holds: Callable[[], object], what: str) -> None:
-    """Wait until something that no event tells of has happened in another process. Fails: AssertionError."""
-    deadline = Deadline(WAIT_S)
-    while not holds():
-        assert not deadline.expired(), f"in {WAIT_S:g} s it never came to this: {what}"
-        time.sleep(0.01)
 
 
 @final
@@ -60,7 +51,8 @@ class Nodes:
         return [one.step for one in self.held(node) if one.origin == str(origin)]
 
     def await_copy(self, node: int, origin: int, step: int) -> None:
-        await_that(lambda: self.copies(node, origin) == [step], f"node {node} has step {step} of {origin}")
+        missing = f"node {node} never had just step {step} of node {origin}"
+        await_that(lambda: self.copies(node, origin) == [step], missing)
 
     def neighbours(self, node: int) -> set[int]:
         """The nodes whose states the vault of `node` is to copy."""

@@ -12,8 +12,9 @@ import pytest
 from holdfast.journal import RunRestored, SaveDurable, SaveStaged, WorkerReplaced
 from holdfast.testing.launched import LaunchedRun
 from tests.recovery.mishaps import Mishap, happened, open_gate
-from tests.recovery.nodes import Nodes, await_that
+from tests.recovery.nodes import Nodes
 from tests.recovery.stage import Digests, Scene
+from tests.vault.nodes import await_that
 
 pytestmark = pytest.mark.process
 full = pytest.mark.full
@@ -29,7 +30,7 @@ def gate(at: str = "lane", *, slot: int = 0, step: int = -1, after: int = -1) ->
 
 
 def await_gate(scene: Scene, number: int) -> None:
-    await_that(lambda: happened(scene.out, number), f"somebody is at gate {number}")
+    await_that(lambda: happened(scene.out, number), f"nobody came to gate {number}")
 
 
 def restored(scene: Scene) -> list[tuple[int, str]]:
@@ -39,7 +40,7 @@ def restored(scene: Scene) -> list[tuple[int, str]]:
 
 def check_bits(scene: Scene, run: LaunchedRun, undisturbed: Digests) -> None:
     """It comes to the same bits. What is left then, waiting for those it has lost, is ended at once."""
-    await_that(scene.finals, "the last state")
+    await_that(scene.finals, "there is no last state")
     run.process.kill()
     run.wait(20.0)
     assert set(scene.finals()) == {undisturbed[scene.until - 1]}
@@ -102,11 +103,11 @@ def test_states_are_copied_while_one_replica_is_left_and_not_when_there_are_two(
         open_gate(scene.out, 1)
         open_gate(scene.out, 2)
         await_gate(scene, 3)
-        await_that(lambda: not nodes.neighbours(1), "node 1 is to copy nothing more")
+        await_that(lambda: not nodes.neighbours(1), "node 1 is still to copy")
         open_gate(scene.out, 3)
         await_gate(scene, 4)
         run.await_record(lambda one: isinstance(one.event, SaveDurable) and one.event.step == 25, 20.0)
-        await_that(lambda: 25 in [one.step for one in nodes.held(0)], "node 0 holds step 25")
+        await_that(lambda: 25 in [one.step for one in nodes.held(0)], "node 0 never held step 25")
         assert max(nodes.copies(1, 0)) < 25
         open_gate(scene.out, 4)
         check_end(scene, run, undisturbed)

@@ -17,7 +17,7 @@ from tests.checkpoint.children import TIMEOUT_S, Child, Children
 from tests.vault.trainer import RUN, TOKEN
 
 
-def await_that(holds: Callable[[], bool], what: str = "") -> None:
+def await_that(holds: Callable[[], object], what: str = "") -> None:
     """Wait until something that no event tells of has happened in another process."""
     ends = time.monotonic() + TIMEOUT_S
     while not holds():

@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, final
 
 from holdfast import journal, vault
@@ -20,8 +19,10 @@ from holdfast.errors import (
     NoCheckpointError,
     StorageError,
     UsageError,
+    VaultError,
 )
 from holdfast.storage import StoreOptions, opened
+from holdfast.vault.neighbourhood import address_in
 
 log = logging.getLogger("holdfast.supervise")
 
@@ -344,10 +345,8 @@ class RunSaver:
 
 
 def _address(where: str) -> str:
-    """An address, or what stands in the file of `file:PATH`; empty where there is no such file."""
-    if not where.startswith("file:"):
-        return where
+    """As `address_in`; empty where no vault says its address."""
     try:
-        return Path(where.removeprefix("file:")).read_text(encoding="utf-8").strip()
-    except OSError:
+        return address_in(where)
+    except VaultError:
         return ""

@@ -20,6 +20,7 @@ from holdfast.errors import HoldfastError, StalledError, UsageError, VaultError,
 from holdfast.transfer import Endpoint, TransferPlan
 from holdfast.vault.catalogue import CATALOGUE, ENTRIES, Held, decode_catalogue, offered, to_copy
 from holdfast.vault.holdings import Holdings, State
+from holdfast.vault.neighbourhood import address_in
 from holdfast.vault.offers import ABOUT, IMAGE, About, Owner, image_name
 
 log = logging.getLogger("holdfast.vault")
@@ -116,18 +117,6 @@ def _report(state: State, block: int) -> None:
         state.owner.origin,
         block,
     )
-
-
-def address_in(where: str) -> str:
-    """An address, or what stands in the file of `file:PATH`. Fails: VaultError."""
-    if not where.startswith("file:"):
-        return where
-    path = where.removeprefix("file:")
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read(256).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise VaultError(f"no vault's address in {path}: {error}", hint="is that vault running?") from error
 
 
 @final

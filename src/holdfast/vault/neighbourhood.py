@@ -1,15 +1,17 @@
-"""The file that says whose states a standing vault keeps copies of, as whoever watches the vault wrote it.
+"""Where other nodes' vaults are, and which of them a standing vault keeps copies of, as files say it.
 
-A file and not a message: whoever of the two is started again finds it as it was, and nobody waits.
+Files and not messages: whoever is started again finds them as they were, and nobody waits.
 """
 
 from __future__ import annotations
+
+from holdfast.errors import VaultError
 
 
 def named_neighbours(path: str) -> dict[str, str]:
     """The nodes that the lines NODE=ADDRESS of a file name, and where their vaults are; none without a file.
 
-    The addresses are as for `copy_from`. Fails: OSError.
+    The addresses are as for `address_in`. Fails: OSError.
     """
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
@@ -17,3 +19,15 @@ def named_neighbours(path: str) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     return {node: address for node, _, address in rows if node and address}
+
+
+def address_in(where: str) -> str:
+    """An address, or what stands in the file of `file:PATH`. Fails: VaultError."""
+    if not where.startswith("file:"):
+        return where
+    path = where.removeprefix("file:")
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read(256).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise VaultError(f"no vault's address in {path}: {error}", hint="is that vault running?") from error
