@@ -155,7 +155,7 @@ def _method(spec: StateSpec, nbytes: int, rounds: int, about: str, touch: bool) 
     return (
         f"State: {spec} ({nbytes:,} bytes), float32 and bfloat16 in equal numbers, random bits, "
         f"JAX arrays on CPU. Medians of {rounds} rounds after one for warming up; every round measures every "
-        "subject, in an order that rotates. Saves: from the call until it returns (blocked) and until the "
+        "subject, in an order of its own. Saves: from the call until it returns (blocked) and until the "
         "state is durable. Holdfast at its defaults writes over the file of the step it pruned last (the row "
         "`new files`: without that); old files are removed and the disk synced outside the timing. Probe: "
         "new fallocated file, random data, O_DIRECT, 4 threads, 8 MiB blocks, fsync. Memcpy: one thread, "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 
@@ -17,16 +17,10 @@ from bench.checkpoint.state import StateSpec, same_bits
 from bench.checkpoint.subjects import Holdfast, Loaded, Orbax, Safetensors, Subject, TorchDcp
 from bench.machine import discard, forget_files, forget_memory
 from bench.report import Series
+from bench.turns import in_turn
 
 _READY = 3  # copies of the state that a subject may take in fresh memory
 _NEW_FILES = "holdfast, new files,"
-_T = TypeVar("_T")
-
-
-def _rotated(items: Sequence[_T], by: int) -> list[_T]:
-    """So that nobody is always measured after the same neighbour."""
-    by %= len(items)
-    return [*items[by:], *items[:by]]
 
 
 class Rounds:
@@ -106,7 +100,7 @@ class Rounds:
     def _round(self, number: int, *, check: bool) -> None:
         saves: list[Callable[[], None]] = [self._copy_and_write]
         saves += [lambda n=name: self._save(n) for name in self._subjects]  # type: ignore[misc]
-        for save in _rotated(saves, number):
+        for save in in_turn(saves, number):
             os.sync()
             forget_memory(_READY * self.nbytes if self._touch else 0)
             save()
@@ -121,7 +115,7 @@ class Rounds:
         ]
         if "safetensors" in self._subjects:
             loads.append(lambda: self._load("safetensors to jax", self._to_jax, check=check))
-        for load in _rotated(loads, number):
+        for load in in_turn(loads, number):
             forget_files(self._folder, gently=self._gently)
             forget_memory(_READY * self.nbytes if self._touch else 0)
             load()

@@ -113,7 +113,7 @@ def _values(raw: Mapping[str, Series], few: int, many: int) -> dict[str, float |
 def _method(few: int, many: int, rounds: int, about: str) -> str:
     return (
         f"Medians of {rounds} rounds; every round starts every server afresh, in a process of its own, and "
-        "measures every subject at every size, one after the other, in an order that rotates. All over TCP "
+        "measures every subject at every size, one after the other, in an order of its own. All over TCP "
         f"on the loopback. {few} clients: a process each, blocking calls. More: all in one process, jaxlib "
         "and TCPStore on a thread each, Holdfast and etcd as tasks of one event loop (uvloop where "
         "installed). Holdfast at its defaults: with a token, every answer after its record is written, "

@@ -15,6 +15,7 @@ from bench.coord.fleet import Fleet, fleet
 from bench.coord.ours import Coordinator
 from bench.coord.service import service
 from bench.report import Series
+from bench.turns import in_turn
 
 Progress = Callable[[str], None]
 
@@ -67,8 +68,7 @@ class Rounds:
     def run(self, rounds: int) -> None:
         """Measure everything `rounds` times. A peer that fails is noted; Holdfast must not."""
         for number in range(rounds):
-            turn = number % len(self._subjects)
-            order = [*self._subjects[turn:], *self._subjects[:turn]]
+            order = in_turn(self._subjects, number)
             self._progress(f"round {number + 1} of {rounds}")
             plan = self._plan
             for subject in order:

@@ -25,7 +25,7 @@ _SMOKE_BYTES = 8 << 20
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--size-gib", type=float, default=1.0, help="size of the weights (default 1)")
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds (default 9)")
     parser.add_argument("--threads", type=int, default=4, help="reading threads of holdfast (default 4)")
     parser.add_argument(
         "--memory",
@@ -108,7 +108,7 @@ def _method(made: dict[str, Any], rounds: int, threads: int, about: str, residen
         f"Weights: {made['tensors']} bfloat16 tensors of a Llama ({made['nbytes']:,} bytes, random bits) in "
         f"{made['files']} files with an index, written by safetensors. Medians of {rounds} rounds after one "
         "for warming up, in which values are compared bit by bit; every round measures every subject, in an "
-        "order that rotates. Cold: sync, then posix_fadvise(DONTNEED) on each file, and mincore shows what "
+        "order of its own. Cold: sync, then posix_fadvise(DONTNEED) on each file, and mincore shows what "
         f"is left in the page cache (at most {100 * resident:.2f} % here; more than 1 % ends the benchmark). "
         f"holdfast: load_hub, {threads} threads. safetensors: safe_open to numpy, jax.device_put of each "
         "tensor with its sharding, until all are ready. On 8 virtual CPU devices rows and columns are cut in "

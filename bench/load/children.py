@@ -26,6 +26,7 @@ from bench.checkpoint.probes import BLOCK, read_probe
 from bench.load.coldness import resident_share
 from bench.machine import forget_files, forget_memory
 from bench.report import Refused
+from bench.turns import in_turn
 from holdfast.train.model.config import ModelConfig
 from holdfast.train.model.hub_names import decoder_map
 
@@ -206,11 +207,9 @@ def load(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     }
     seconds: dict[str, list[float]] = {}
     resident = 0.0
-    names = list(ways)
     for number in range(options["rounds"] + 1):
-        turn = number % len(names)
         kept: dict[str, Any] = {}
-        for name in [*names[turn:], *names[:turn]]:
+        for name in in_turn(list(ways), number):
             forget_files(folder, gently=True)
             share = max(resident_share(file) for file in folder.glob("*.safetensors"))
             resident = max(resident, share)

@@ -156,6 +156,21 @@ def test_one_rank_alone_spreads_over_the_replicas() -> None:
     assert set(served.values()) == {16 * 64}
 
 
+_HELD = st.sampled_from([(0, 3), (1, 2)])
+
+
+@untimed
+@given(st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=2), _HELD, _HELD), min_size=4, max_size=8))
+def test_arrays_in_one_piece_share_rows_but_not_shapes(
+    arrays: list[tuple[list[int], tuple[int, ...], tuple[int, ...]]],
+) -> None:
+    source = Layout({f"a{i}": ArrayLayout.whole("int16", s, held) for i, (s, held, _) in enumerate(arrays)})
+    target = Layout({f"a{i}": ArrayLayout.whole("int16", s, held) for i, (s, _, held) in enumerate(arrays)})
+    found = plan(source, target)
+    for name, one in found.items():
+        _execute(one, source[name], target[name], None)
+
+
 def test_every_offender_is_listed() -> None:
     source = Layout(
         {

@@ -208,6 +208,8 @@ class ArrayLayout:
 
     def box_nbytes(self, box: int) -> int:
         """Bytes of one box."""
+        if self.geometry.num_boxes == 1:
+            return self.nbytes
         return int(self.geometry.volumes[box]) * self.itemsize
 
     def digest(self) -> str:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import xxhash
 
 from holdfast.arrays.layout import ArrayLayout, Holders, Ints, Layout
-from holdfast.arrays.overlap import Overlap, overlaps
+from holdfast.arrays.overlap import overlaps
 from holdfast.errors import LayoutError, UsageError
 
 Cost = Callable[[int, int], float]
@@ -160,10 +160,11 @@ def _mismatches(source: Layout, target: Layout) -> Iterator[str]:
 class _Rows(NamedTuple):
     """The copies of all arrays with one geometry, before a replica is chosen."""
 
-    found: Overlap
     source_box: npt.NDArray[np.int32]
     target_box: npt.NDArray[np.int32]
     target_holder: Ints
+    lo: Ints
+    hi: Ints
     counts: Ints
     """How many replicas each copy can read."""
     local: npt.NDArray[np.bool_] | None
@@ -190,10 +191,7 @@ class _Planner:
     def array(self, name: str) -> ArrayPlan:
         """The copies of one array."""
         source, target = self._source[name], self._target[name]
-        key = tuple(map(id, (source.geometry, source.table, target.geometry, target.table)))
-        rows = self._rows.get(key)
-        if rows is None:
-            rows = self._rows[key] = self._shared_rows(source, target)
+        rows = self._rows_of(source, target)
         if rows.local is None:
             chosen = source.table.ids[source.table.offsets[rows.source_box]]
         elif not rows.counts.all():
@@ -205,9 +203,28 @@ class _Planner:
             chosen = np.where(rows.local, rows.target_holder, source.table.ids[pick])
         else:
             chosen = self._by_cost(source.table, rows, self._turn[name])
-        found = rows.found
         boxes, holder = (rows.source_box, rows.target_box), rows.target_holder
-        return ArrayPlan(name, source.itemsize, *boxes, chosen, holder, found.lo, found.hi)
+        return ArrayPlan(name, source.itemsize, *boxes, chosen, holder, rows.lo, rows.hi)
+
+    def _rows_of(self, source: ArrayLayout, target: ArrayLayout) -> _Rows:
+        key = tuple(map(id, (source.geometry, source.table, target.geometry, target.table)))
+        rows = self._rows.get(key)
+        if rows is not None:
+            return rows
+        if source.geometry.num_boxes == target.geometry.num_boxes == 1 and 0 not in source.shape:
+            # Arrays in one piece on both sides differ in their corners only, whatever their shapes.
+            alike = (id(source.table), id(target.table))
+            whole = self._rows.get(alike)
+            if whole is None:
+                whole = self._rows[alike] = self._shared_rows(source, target)
+            corners = np.zeros((2, len(whole.source_box), len(source.shape)), np.int64)
+            corners[1] = source.shape
+            corners.flags.writeable = False
+            rows = whole._replace(lo=corners[0], hi=corners[1])
+        else:
+            rows = self._shared_rows(source, target)
+        self._rows[key] = rows
+        return rows
 
     def _shared_rows(self, source: ArrayLayout, target: ArrayLayout) -> _Rows:
         pairs = self._pairs(target.table)
@@ -230,7 +247,7 @@ class _Planner:
         narrow = found.source_box.astype(np.int32), box.astype(np.int32)
         for column in (*narrow, holder, found.lo, found.hi):
             column.flags.writeable = False  # many ArrayPlans share them
-        return _Rows(found, *narrow, holder, counts, local, turn)
+        return _Rows(*narrow, holder, found.lo, found.hi, counts, local, turn)
 
     def _pairs(self, table: Holders) -> Ints:
         """Which of the target's (box, holder) pairs are planned."""

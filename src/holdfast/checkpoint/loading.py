@@ -156,10 +156,8 @@ class StepLoad:
         Blocks: while those are read, several at a time where the store is far away.
         """
         target = Layout((one.name, one.layout()) for one in self._wanted if one.sink)
-        grids: dict[tuple[object, ...], ArrayLayout] = {}
-        source = Layout(
-            (one.name, _stored_layout(self._entries[one.stored], grids)) for one in self._wanted if one.sink
-        )
+        stored = _StoredLayouts()
+        source = Layout((one.name, stored.of(self._entries[one.stored])) for one in self._wanted if one.sink)
         copies = plan(source, target, ranks={self._rank})
         nothing = np.empty(0, np.int64)
         parts = np.unique(np.concatenate([nothing, *(array.source_holder for array in copies.values())]))
@@ -370,29 +368,42 @@ _Copy = tuple[tuple[int, ...], tuple[int, ...], Move | None]
 
 
 def _copies(array: ArrayPlan, source: ArrayLayout, target: ArrayLayout) -> list[_Copy]:
-    unchanged = source.geometry.num_boxes == target.geometry.num_boxes == 1
+    if source.geometry.num_boxes == target.geometry.num_boxes == 1:  # all of it, in one run
+        whole = Move(0, 0, source.nbytes) if source.nbytes else None
+        return [((0,) * len(source.shape), source.shape, whole)] * len(array)
     cells, boxes = source.boxes[array.source_box], target.boxes[array.target_box]
     found: list[_Copy] = []
     for row, (cell, box) in enumerate(zip(cells.tolist(), boxes.tolist(), strict=True)):
         start, stop = tuple(lo for lo, _ in cell), tuple(hi for _, hi in cell)
-        if unchanged:  # one box on both sides: all of it, in one run
-            nbytes = source.nbytes
-            copy = Move(0, 0, nbytes) if nbytes else None
-        else:
-            copy = move(array.lo[row], array.hi[row], cell, box, array.itemsize)
-        found.append((start, stop, copy))
+        found.append((start, stop, move(array.lo[row], array.hi[row], cell, box, array.itemsize)))
     return found
 
 
-def _stored_layout(entry: ArrayEntry, made: dict[tuple[object, ...], ArrayLayout]) -> ArrayLayout:
-    """The layout of an array over the parts of a checkpoint; a model repeats few of them many times."""
-    # Arrays of one manifest share equal cuts and owners: their identity is enough.
-    key = (entry.dtype, entry.shape, id(entry.cuts), id(entry.owners))
-    layout = made.get(key)
-    if layout is None:
-        owners = owner_array(entry.owners, num_cells(entry.cuts))
-        layout = made[key] = ArrayLayout.grid(entry.dtype, entry.shape, entry.cuts, Holders.alone(owners))
-    return layout
+class _StoredLayouts:
+    """The layouts of arrays over the parts of a checkpoint; a model repeats few of them many times.
+
+    Arrays of one manifest share equal cuts and owners: their identity is enough.
+    """
+
+    def __init__(self) -> None:
+        self._layouts: dict[tuple[object, ...], ArrayLayout] = {}
+        self._holders: dict[tuple[int, int], Holders] = {}
+
+    def of(self, entry: ArrayEntry) -> ArrayLayout:
+        """The layout of one array. Fails: FormatError."""
+        key = (entry.dtype, entry.shape, id(entry.cuts), id(entry.owners))
+        layout = self._layouts.get(key)
+        if layout is None:
+            holders = self._holders_of(entry)
+            layout = self._layouts[key] = ArrayLayout.grid(entry.dtype, entry.shape, entry.cuts, holders)
+        return layout
+
+    def _holders_of(self, entry: ArrayEntry) -> Holders:
+        cells = num_cells(entry.cuts)
+        found = self._holders.get((id(entry.owners), cells))
+        if found is None:
+            found = self._holders[id(entry.owners), cells] = Holders.alone(owner_array(entry.owners, cells))
+        return found
 
 
 def _blocks_of(copy: Move) -> Sequence[int]:
