@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from holdfast.jax.landing import runtime_pins
 from holdfast.transfer import Endpoint
 
 pytestmark = pytest.mark.gpu
@@ -46,3 +47,16 @@ def test_what_is_published_may_be_donated(gpu: jax.Device) -> None:
             plan = plan or target.prepare(source.address, "state")
             found = plan.run(version=version).result().tree["x"]
             assert (np.asarray(found) == version).all()
+
+
+def test_buffers_are_pinned_while_the_plan_is_open(gpu: jax.Device) -> None:
+    before = runtime_pins().pinned
+    tree = {"x": jax.device_put(jnp.arange(1 << 20, dtype=jnp.float32), gpu)}
+    with Endpoint() as source, Endpoint(transports=["tcp"]) as target:
+        source.publish("state", tree, 1)
+        with target.prepare(source.address, "state", into=tree) as plan:
+            for _ in range(3):
+                found = plan.run().result().tree["x"]
+                assert np.asarray(found).tobytes() == np.asarray(tree["x"]).tobytes()
+            assert before + (4 << 20) <= runtime_pins().pinned <= before + (9 << 20)
+    assert runtime_pins().pinned == before

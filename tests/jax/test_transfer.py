@@ -14,7 +14,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from holdfast.errors import MismatchError
+from holdfast.jax.adapter import ADAPTER
+from holdfast.jax.landing import RuntimePins
 from holdfast.transfer import Endpoint, TransferPlan
+from tests.jax.landings import FakeRuntime
 
 pytestmark = pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 
@@ -152,3 +155,45 @@ def test_old_trees_stay_right_while_new_versions_come(pair: tuple[Endpoint, Endp
         held.append(plan.run(version).result(30).tree["x"])
     for version, array in enumerate(held, 1):
         assert (np.asarray(array) == version).all()
+
+
+def test_buffers_for_devices_are_pinned_once_and_until_the_plan_is_closed(
+    pair: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = pair
+    runtime = FakeRuntime()
+    pins = RuntimePins(lambda _device: runtime)
+    monkeypatch.setattr(ADAPTER, "_hosts", frozenset())
+    monkeypatch.setattr("holdfast.jax.adapter.runtime_pins", lambda: pins)
+    ready = Awaited(monkeypatch)
+    tree = {"w": jnp.arange(1 << 16, dtype=jnp.float32), "b": jnp.ones(3)}
+    source.publish("policy", tree, 0)
+    with target.prepare(source.address, "policy", tree) as plan:
+        found = None
+        for version in range(1, 6):
+            source.publish("policy", jax.tree.map(lambda x, v=version: x + v, tree), version)
+            found = plan.run(version).result(30).tree
+            assert (np.asarray(found["w"]) == np.asarray(tree["w"]) + version).all()
+            assert ready.last == 2, "a run that ends has its arrays on their devices"
+        assert pins.pinned >= 4 << 16
+        assert runtime.most <= 2 * pins.pinned
+        before = dict(runtime.mapped)
+        del found
+        gc.collect()
+        plan.run(5).result(30)
+        assert runtime.mapped == before
+    assert not runtime.mapped
+
+
+class Awaited:
+    """How many arrays were waited for at once, the last time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.last = 0
+        wait = ADAPTER.ready
+
+        def ready(leaves: Any) -> None:
+            self.last = len(leaves)
+            wait(leaves)
+
+        monkeypatch.setattr(ADAPTER, "ready", ready)

@@ -130,6 +130,9 @@ class SlicesAdapter:
     def landing(self, sinks: Sequence[Any]) -> None:
         return None
 
+    def pin(self, memory: Bytes1D, sinks: Sequence[Any]) -> None:
+        return None
+
 
 def _placed(sink: SlicesSink, boxes: dict[int, Bytes1D], alias: bool) -> Slices:
     leaf = sink.leaf

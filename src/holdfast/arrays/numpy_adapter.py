@@ -85,6 +85,9 @@ class NumpyAdapter:
     def landing(self, sinks: Sequence[Any]) -> None:
         return None
 
+    def pin(self, memory: Bytes1D, sinks: Sequence[Any]) -> None:
+        return None
+
     def stager(self) -> Stager | None:
         return None
 

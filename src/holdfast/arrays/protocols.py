@@ -225,6 +225,14 @@ class Adapter(Source, Protocol):
         """Where arrays for these sinks are put together; None if they keep the memory they are made of."""
         ...
 
+    def pin(self, memory: Bytes1D, sinks: Sequence[Any]) -> Callable[[], None] | None:
+        """Prepare a mapping for making arrays for these sinks out of it, again and again.
+
+        Returns what undoes it, to be called when no array is on its way out of it; None where nothing is
+        gained. Blocks: while its pages are pinned.
+        """
+        ...
+
     def stager(self) -> Stager | None:
         """What copies from this framework's devices; None if it has none but the host."""
         ...

@@ -8,8 +8,8 @@ donated alias is copied by the runtime, never written in place.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache, partial
 from typing import Any, final
 
 import jax
@@ -21,7 +21,7 @@ from holdfast.arrays import ArrayLayout, Bytes1D, Description, FlatTree, Memory,
 from holdfast.arrays import dtype as dtype_of
 from holdfast.arrays.copying import address_of
 from holdfast.errors import TreeError
-from holdfast.jax.landing import JaxLanding
+from holdfast.jax.landing import JaxLanding, runtime_pins
 from holdfast.jax.placing import put
 from holdfast.jax.shards import is_packed
 from holdfast.jax.staging import DeviceStager, stager
@@ -258,12 +258,25 @@ class JaxAdapter:
         return put(batch, [], kept=False)
 
     def landing(self, sinks: Sequence[JaxSink]) -> JaxLanding | None:
+        device = self._elsewhere(sinks)
+        return None if device is None else JaxLanding(device)
+
+    def pin(self, memory: Bytes1D, sinks: Sequence[JaxSink]) -> Callable[[], None] | None:
+        device = self._elsewhere(sinks)
+        if device is None:
+            return None
+        pins = runtime_pins()
+        pins.pin(memory, device)
+        return partial(pins.unpin, memory)
+
+    def _elsewhere(self, sinks: Sequence[JaxSink]) -> Any:
+        """One of the devices, if all of them have memory of their own, else None."""
         some = None
         for sink in set(sinks):  # a model has few of them, many times
             for some in sink.devices:
                 if some.platform in self._hosts:
                     return None
-        return None if some is None else JaxLanding(some)
+        return some
 
     def stager(self) -> DeviceStager:
         return stager()

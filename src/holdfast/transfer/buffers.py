@@ -17,6 +17,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, final
 
 import numpy as np
@@ -51,6 +52,8 @@ class BufferSet:
         self.memory: Bytes1D = np.frombuffer(self._map, np.uint8)
         self.busy = False
         self.in_run = False
+        self.pinned: list[Callable[[], None]] = []
+        """What undoes its being pinned, for each framework that pinned it."""
 
     def root(self) -> Bytes1D:
         """A fresh array over the region; when it and all its views are gone, the region is free."""
@@ -61,6 +64,8 @@ class BufferSet:
 
     def close(self) -> None:
         """Give the descriptor back; the memory goes with its last view."""
+        for undo in self.pinned:
+            undo()
         os.close(self.fd)
 
 
@@ -150,13 +155,18 @@ def _check_lent(fd: int, nbytes: int) -> None:
         raise TransferError("the buffer could be made smaller while it is used; it must be sealed")
 
 
+Pin = Callable[[Bytes1D], Iterable[Callable[[], None]]]
+"""Pins memory for the frameworks that make arrays of it; returns what undoes that."""
+
+
 @final
 class BufferSets:
     """The buffers of one plan. Kept between runs: two, one of which has the current version."""
 
-    def __init__(self, nbytes: int, keep: int = 2) -> None:
+    def __init__(self, nbytes: int, keep: int = 2, pin: Pin = lambda _memory: ()) -> None:
         self._nbytes = nbytes
         self._keep = keep
+        self._pin = pin
         self._lock = threading.Lock()
         self._sets: list[BufferSet] = []
         self._made = 0
@@ -179,6 +189,11 @@ class BufferSets:
                 free[0].busy = free[0].in_run = True
                 return free[0], gone
             fresh = BufferSet(self._made, self._nbytes)
+            try:
+                fresh.pinned += self._pin(fresh.memory)
+            except BaseException:
+                fresh.close()
+                raise
             fresh.busy = fresh.in_run = True
             self._made += 1
             self._sets.append(fresh)
@@ -189,11 +204,20 @@ class BufferSets:
         one.busy = False
         self._let_go(one)
 
-    def hand_out(self, one: BufferSet) -> Bytes1D:
-        """The root of what is made of it; the buffer is free when the last view of that is gone."""
-        root = one.root()
-        self._let_go(one)
-        return root
+    @contextlib.contextmanager
+    def handed_out(self, one: BufferSet) -> Iterator[Bytes1D]:
+        """The root of what is made of it; the buffer is free when the last view of that is gone.
+
+        What is made must have arrived where it goes by the end of the block.
+        """
+        try:
+            yield one.root()
+        except BaseException:
+            # Some of it may be on its way to a device: the memory stays pinned for good.
+            one.pinned.clear()
+            raise
+        finally:
+            self._let_go(one)
 
     def discard(self, one: BufferSet) -> None:
         """Somebody may still write it: it is never used again."""

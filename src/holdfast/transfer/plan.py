@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any, Protocol, Self, final
 
 import xxhash
 
 from holdfast import faults
-from holdfast.arrays import Adapter, Layout, Selection, Template, flatten
+from holdfast.arrays import Adapter, Bytes1D, Layout, Selection, Template, flatten
 from holdfast.errors import MismatchError, StalledError, TransferError, UsageError
 from holdfast.transfer.borrowing import landings
 from holdfast.transfer.buffers import BufferSets, aligned
@@ -220,7 +220,7 @@ class TransferPlan:
         self.num_segments = sum(len(route.route.segments) for route in found)
         text = "\n".join([name, *(f"{one.peer} {one.route.digest}" for one in found)])
         self.digest = xxhash.xxh3_128_hexdigest(text.encode())
-        self.buffers = BufferSets(size)
+        self.buffers = BufferSets(size, pin=self._pin)
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
         self._current: tuple[int, Any] | None = None
@@ -284,6 +284,13 @@ class TransferPlan:
                 at.append(one.at)
                 sinks.append((one.sink, self.boxes.get(one.name, []), one.cast_from))
         return list(batches.values())
+
+    def _pin(self, memory: Bytes1D) -> Iterator[Callable[[], None]]:
+        """Pin a buffer for those frameworks whose arrays go on to devices."""
+        for adapter, _, sinks in self.batches:
+            undo = None if adapter is None else adapter.pin(memory, [sink for sink, _, _ in sinks])
+            if undo is not None:
+                yield undo
 
     # ---- running
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 from holdfast import faults
-from holdfast.arrays import Placement, decode_scalar, landed
+from holdfast.arrays import Adapter, Bytes1D, Placement, decode_scalar, landed
 from holdfast.errors import (
     HoldfastError,
     MismatchError,
@@ -311,20 +311,13 @@ class Drive:
         assert started is not None
         # From here on the buffer is free when the last array made of it is gone.
         buffers, self._buffers = self._buffers, None
-        root = plan.buffers.hand_out(buffers)
-        for adapter, at, sinks in plan.batches:
-            batch = []
-            for sink, extents, cast_from in sinks:
-                boxes = {box: root[start:stop] for box, start, stop in extents}
-                if cast_from is not None:
-                    boxes = cast(boxes, cast_from, sink.description.layout.dtype)
-                batch.append(Placement(sink, boxes, True))
-            if adapter is None:
-                made = [one.sink.placed(one.boxes) for one in batch]
-            else:
-                made = adapter.place(batch)
-            for index, leaf in zip(at, made, strict=True):
-                leaves[index] = leaf
+        with plan.buffers.handed_out(buffers) as root:
+            for adapter, at, sinks in plan.batches:
+                made = _made(adapter, sinks, root)
+                if adapter is not None and buffers.pinned:
+                    adapter.ready(made)
+                for index, leaf in zip(at, made, strict=True):
+                    leaves[index] = leaf
         return started.version, plan.rebuild(leaves)
 
     def _leaves(self, found: Sequence[tuple[Scalar, ...]]) -> list[Any]:
@@ -353,6 +346,19 @@ class Drive:
             # Somebody may write it even now, or when it wakes up.
             self._plan.buffers.discard(buffers)
             self._plan.unready(buffers.number)
+
+
+def _made(adapter: Adapter | None, sinks: Sequence[Any], root: Bytes1D) -> list[Any]:
+    """The arrays of one framework, of the bytes that came."""
+    batch = []
+    for sink, extents, cast_from in sinks:
+        boxes = {box: root[start:stop] for box, start, stop in extents}
+        if cast_from is not None:
+            boxes = cast(boxes, cast_from, sink.description.layout.dtype)
+        batch.append(Placement(sink, boxes, True))
+    if adapter is None:
+        return [one.sink.placed(one.boxes) for one in batch]
+    return adapter.place(batch)
 
 
 def _without_frames(error: BaseException | None) -> None:
