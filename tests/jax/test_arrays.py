@@ -315,6 +315,40 @@ def test_replicas_are_written_once(root: Path) -> None:
     assert 3 << 20 <= part.stat().st_size <= (3 << 20) + 8192
 
 
+def test_arrays_that_lie_whole_on_many_devices_are_made_by_one_put_each(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = mesh(2, 4)
+    tree = {
+        "whole": sharded(np.arange(12.0, dtype=np.float32).reshape(3, 4), over),
+        "scalar": sharded(np.float32(3), over),
+        "large": sharded(np.arange(1 << 20, dtype=np.float32), over),
+        "empty": sharded(np.zeros((0, 8), np.int8), over, None, "y"),
+        "key": jax.device_put(jax.random.key(5), NamedSharding(over, P())),
+        "cut": sharded(np.arange(16.0, dtype=np.float32), over, "x"),
+    }
+    ckpt = save(root, tree)
+    put, sent = jax.device_put, []
+
+    def counted(data: Any, where: Any = None, **options: Any) -> Any:
+        sent.extend(data if isinstance(data, list) else [data])
+        return put(data, where, **options)
+
+    monkeypatch.setattr(jax, "device_put", counted)
+    found = ckpt.load(into=tree)
+    monkeypatch.undo()
+    assert len(sent) == 5 + 8, "one for each that is whole, one for each device of what is cut"
+    for name, array in tree.items():
+        assert found[name].sharding == array.sharding
+        assert found[name].committed
+        assert found[name].is_fully_addressable
+        pairs = zip(found[name].addressable_shards, array.addressable_shards, strict=True)
+        for ours, theirs in pairs if name != "key" else ():
+            assert ours.device == theirs.device
+            assert bits(ours.data) == bits(theirs.data)
+    assert bits(jax.random.key_data(found["key"])) == bits(jax.random.key_data(tree["key"]))
+
+
 def test_only_the_blocks_of_the_wanted_shards_are_read(root: Path) -> None:
     ckpt = save(root, {"x": jnp.zeros((32, 1 << 18), jnp.float32), "y": jnp.zeros(3)})
     ckpt.load(into={"y": jnp.zeros(3)}, parts="y")

@@ -112,6 +112,12 @@ class JaxSink:
             )
         self._sharding = sharding
         layout, self._devices = _layout(sharding, shape, dtype_of(np.dtype(dtype)).name, world)
+        self._together = (
+            len(self._devices) == 1
+            and sharding.is_fully_addressable
+            and not isinstance(sharding, SingleDeviceSharding)
+        )
+        """Whether all devices have the same bytes: JAX makes such an array in one call, shards and all."""
         local = tuple(0 if devices else -1 for devices in self._devices)
         self.description = Description(
             layout, local, kind="key" if self._impl is not None else "array", impl=self._impl
@@ -123,10 +129,12 @@ class JaxSink:
         return [device for devices in self._devices for device in devices]
 
     def hosts(self, boxes: dict[int, Bytes1D]) -> list[tuple[Any, Any]]:
-        """The host array for each local device."""
+        """The host array for each local device; one with the sharding, if all have the same."""
         layout = self.description.layout
         numpy_dtype = dtype_of(layout.dtype).numpy
-        found = []
+        if self._together:
+            return [(data.view(numpy_dtype).reshape(layout.shape), self._sharding) for data in boxes.values()]
+        found: list[tuple[Any, Any]] = []
         for box, data in boxes.items():
             # An empty array is described as one box, but its devices have shards all the same.
             empty = 0 in layout.shape
@@ -137,9 +145,9 @@ class JaxSink:
         return found
 
     def assembled(self, shards: Sequence[Any]) -> Any:
-        """The array out of its single-device shards."""
+        """The array out of what was made of its hosts."""
         array = shards[0]
-        if not isinstance(self._sharding, SingleDeviceSharding):
+        if not self._together and not isinstance(self._sharding, SingleDeviceSharding):
             shape = self.description.layout.shape
             array = jax.make_array_from_single_device_arrays(shape, self._sharding, list(shards))
         return array if self._impl is None else jax.random.wrap_key_data(array, impl=self._impl)

@@ -11,7 +11,7 @@ from holdfast.arrays import Placement
 
 
 class Made(NamedTuple):
-    """A single-device array, and the host array that it is made from."""
+    """An array, of one device or of several that have the same, and the host array that it is made from."""
 
     host: Any
     shard: Any
@@ -25,14 +25,14 @@ def put(batch: Sequence[Placement], made: list[Made], *, kept: bool) -> list[Any
     chosen: dict[tuple[bool, bool], list[tuple[int, Any, Any]]] = {}
     for at, placement in enumerate(batch):
         kind = (kept or placement.alias, placement.sink.committed)
-        for host, device in placement.sink.hosts(placement.boxes):
-            chosen.setdefault(kind, []).append((at, host, device))
+        for host, where in placement.sink.hosts(placement.boxes):
+            chosen.setdefault(kind, []).append((at, host, where))
     shards: dict[int, list[Any]] = {}
     # One call for many arrays: a device_put of its own costs each of them three times as much.
     for (alias, committed), hosts in chosen.items():
-        data = [foreign(host, device) if kept else host for _, host, device in hosts]
+        data = [foreign(host, where) if kept else host for _, host, where in hosts]
         if committed:
-            sent = jax.device_put(data, [device for _, _, device in hosts], may_alias=alias)
+            sent = jax.device_put(data, [where for _, _, where in hosts], may_alias=alias)
         else:
             # Nowhere in particular means the default device, which the program may have set to another one.
             with jax.default_device(hosts[0][2]):
@@ -43,10 +43,11 @@ def put(batch: Sequence[Placement], made: list[Made], *, kept: bool) -> list[Any
     return [placement.sink.assembled(shards[at]) for at, placement in enumerate(batch)]
 
 
-def foreign(host: Any, device: Any) -> Any:
-    """What a device may be given for good.
+def foreign(host: Any, where: Any) -> Any:
+    """What a device, or those of a sharding, may be given for good.
 
     A CPU device goes on reading host memory that is well aligned, also with may_alias=False (JAX 0.10 does
     not look at that for numpy arrays). Others have copied it when their array is ready.
     """
+    device = next(iter(where.device_set)) if isinstance(where, jax.sharding.Sharding) else where
     return host.copy() if device.platform == "cpu" else host
