@@ -50,6 +50,24 @@ def test_a_dry_run_says_what_goes_and_what_stays_and_why(path: Path) -> None:
     assert steps_on_disk(path) == list(STEPS)
 
 
+@pytest.mark.parametrize(
+    ("metric", "hint"), [("los", "did you mean 'loss'?"), ("accuracy", "there are: loss")]
+)
+def test_a_metric_that_no_step_has_removes_nothing(path: Path, metric: str, hint: str) -> None:
+    done = holdfast("ckpt", "prune", path, "--keep", f'latest(1) | best(1, "{metric}")')
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[0] == f"error: no step here has a metric {metric!r}"
+    assert hint in done.stderr
+    assert steps_on_disk(path) == list(STEPS)
+
+
+def test_a_metric_that_some_steps_lack_is_enough(tmp_path: Path) -> None:
+    metas = {1: {"metrics": {"loss": 3}}, 2: {}, 3: {}}
+    path = save(tmp_path / "ckpt", {step: tree(step) for step in metas}, metas)
+    assert holdfast("ckpt", "prune", path, "--keep", 'best(1, "loss")').exit_code == 0
+    assert steps_on_disk(path) == [1, 3]
+
+
 def test_steps_are_removed_and_the_rest_still_verifies(path: Path) -> None:
     done = holdfast("ckpt", "prune", path, "--keep", "every(200)|within(3601)")
     assert done.exit_code == 0

@@ -37,6 +37,7 @@ def main(arguments: list[str]) -> None:
             how = fault.read_text(encoding="utf-8")
             fault.unlink()
             if how == "kill":
+                self._run._settle(HOLD_S)  # what was saved before is safe, as it mostly is
                 os.kill(os.getpid(), signal.SIGKILL)
             threading.Event().wait(HOLD_S)
         return step(self, one, state)

@@ -16,7 +16,9 @@ import pytest
 from holdfast.checkpoint import Checkpointer
 from holdfast.errors import DivergedError, UnreachableError
 from holdfast.supervise import Run
+from holdfast.supervise.saving import RunSaver
 from holdfast.train import loop, reporting
+from holdfast.train.config import TrainConfig
 from holdfast.train.divergence import Report
 from holdfast.train.evaluation import Evaluation
 from holdfast.train.fingerprint import fingerprints
@@ -24,6 +26,7 @@ from holdfast.train.loop import Loop
 from holdfast.train.metrics import MetricsFile, read_metrics
 from holdfast.train.reporting import Reporter
 from holdfast.train.trackers import named
+from tests.train.recipes import recipe
 from tests.train.runs import train
 from tests.train.tiny import tiny
 
@@ -54,9 +57,38 @@ def test_a_loss_that_is_not_finite_is_skipped_and_stops_no_save(
     assert [one["skipped"] for one in read_metrics(outcome.folder / "metrics.jsonl")] == [0, 1, 0, 0]
     found = metadata(outcome.folder)
     assert list(found) == [1, 2, 3, 4]
-    assert "loss" in found[2]
-    assert "loss" not in found[3]  # a step behind
+    assert "loss" not in found[2]
+    assert "loss" in found[3]
     assert found[4]["loss"] == outcome.loss
+
+
+@pytest.mark.parametrize(
+    ("config", "saved"),
+    [
+        pytest.param(tiny("checkpoint.every=3"), [3, 6, 8], id="lanes"),
+        pytest.param(recipe("one_world", "checkpoint.every=2", "samples=40"), [2, 4, 5], id="one world"),
+        pytest.param(recipe("small", "checkpoint.every=0"), [4, 9], id="a batch that grows"),
+    ],
+)
+def test_a_step_is_in_the_file_before_its_state_is_saved(
+    config: TrainConfig, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on from that state does not come back to the step, and could not write its line."""
+    written: dict[int, list[int]] = {}
+    save = RunSaver.save
+
+    def noting(self: RunSaver, steps: int, *args: Any, **more: Any) -> None:
+        records = read_metrics(tmp_path / config.name / "metrics.jsonl")
+        written.setdefault(steps, [one["step"] for one in records])
+        save(self, steps, *args, **more)
+
+    monkeypatch.setattr(RunSaver, "save", noting)
+    outcome = train(config.override(["checkpoint.keep=0"]), tmp_path)
+    assert written == {steps: list(range(steps)) for steps in saved}
+    losses = [one["loss"] for one in read_metrics(outcome.folder / "metrics.jsonl")]
+    assert {steps: one["loss"] for steps, one in metadata(outcome.folder).items()} == {
+        steps: losses[steps - 1] for steps in saved
+    }
 
 
 def test_the_held_out_loss_is_in_the_checkpoint_of_the_state_it_was_measured_on(tmp_path: Path) -> None:

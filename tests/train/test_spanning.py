@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +21,11 @@ from tests.train.curves import environment
 from tests.train.recipes import recipe
 from tests.train.runs import Bits, last_state, train
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("spanning.py")
 PROCESSES, DEVICES = 2, 2
-SAMPLES, STEPS, SAVED = 48, 6, 3
+STEPS, SAVED = 6, 3
 TOLERANCE = 1e-5
 """Relative, in float32: processes add the parts of a sum in another order than devices of one process do."""
 MEASURED = ("loss", "grad_norm", "param_norm", "eval_loss")
@@ -34,23 +33,26 @@ MEASURED = ("loss", "grad_norm", "param_norm", "eval_loss")
 
 @dataclass(frozen=True)
 class Shape:
-    """A way to share a batch of eight among four devices."""
+    """A way to share a step among four devices."""
 
+    recipe: str
     settings: tuple[str, ...]
-    micro: int
-    """Samples that go through the model at once: each process reads its own half of them."""
 
     @property
     def config(self) -> TrainConfig:
         more = ("model.num_heads=4", "evaluation.every=3", f"checkpoint.every={SAVED}", "checkpoint.keep=1")
-        return recipe("one_world", *more, *self.settings)
+        return recipe(self.recipe, *more, *self.settings)
 
 
 SHAPES = {
     # The gradients are summed between the processes; each has the whole state.
-    "data across": Shape(("mesh.data=2", "mesh.fsdp=2"), micro=8),
+    "data across": Shape("one_world", ("mesh.data=2", "mesh.fsdp=2")),
     # And each has half of the state; the batch is two microbatches.
-    "fsdp across": Shape(("mesh.fsdp=4", "batch.micro=4"), micro=4),
+    "fsdp across": Shape("one_world", ("mesh.fsdp=4", "batch.micro=4")),
+    # The sum of all lanes leaves the devices, and comes back to those of both processes.
+    "lanes": Shape(
+        "tiny", ("mesh.data=2", "mesh.fsdp=2", "batch.schedule=16", "batch.micro=4", "samples=96")
+    ),
 }
 
 
@@ -73,8 +75,8 @@ def ended(run: Path) -> Ended:
 
 
 @contextmanager
-def launched(config: TrainConfig, folder: Path) -> Iterator[LaunchedRun]:
-    """A run of one replica, whose workers have two devices each; all its processes end with the block."""
+def launched(config: TrainConfig, folder: Path, replicas: int = 1) -> Iterator[LaunchedRun]:
+    """A run of replicas of two workers with two devices each; all its processes end with the block."""
     written = folder / "config.json"
     written.write_text(config.to_json(), encoding="utf-8")
     settings = environment()
@@ -87,9 +89,10 @@ def launched(config: TrainConfig, folder: Path) -> Iterator[LaunchedRun]:
             SCRIPT,
             str(written),
             folder=folder,
+            replicas=replicas,
             workers_per_replica=PROCESSES,
             # A worker that waits for one that holds still is not to be taken for one that hangs.
-            options=("--nproc", "1", "--step-s", "100"),
+            options=("--nproc", "1", "--step-s", "100", "--lanes", str(config.batch.lanes or 1)),
             env=settings,
         ) as run:
             yield run
@@ -97,33 +100,31 @@ def launched(config: TrainConfig, folder: Path) -> Iterator[LaunchedRun]:
         end_marked({"HOLDFAST_FOLDER": str(folder / "run")}, timeout_s=20.0)
 
 
-def undisturbed(shape: str, folder: Path) -> Ended:
-    """What comes of a run that nobody disturbs."""
-    with launched(SHAPES[shape].config, folder) as run:
-        assert run.wait(100.0) == 0, run.tail()
-    return ended(run.folder)
+Calm = Callable[[str], tuple[Path, Ended]]
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs of each shape that nobody disturbed, and where they were; each is made once."""
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """Gives where a run of a shape was that nobody disturbed, and what came of it; each is made once."""
     made: dict[str, tuple[Path, Ended]] = {}
 
-    def run(shape: str) -> tuple[Path, Ended]:
+    def undisturbed(shape: str) -> tuple[Path, Ended]:
         if shape not in made:
             folder = tmp_path_factory.mktemp("calm")
-            made[shape] = folder, undisturbed(shape, folder)
+            with launched(SHAPES[shape].config, folder) as run:
+                assert run.wait(100.0) == 0, run.tail()
+            made[shape] = folder, ended(run.folder)
         return made[shape]
 
-    return run
+    return undisturbed
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_two_processes_train_as_one_does(shape: str, calm: Any, tmp_path: Path) -> None:
+def test_two_processes_train_as_one_does(shape: str, calm: Calm, tmp_path: Path) -> None:
     folder, found = calm(shape)
     expected = ended(train(SHAPES[shape].config, tmp_path).folder)
-    for step, (mine, theirs) in enumerate(zip(found.numbers, expected.numbers, strict=True)):
-        assert mine == pytest.approx(theirs, rel=TOLERANCE, abs=0.0), step
+    for step, (numbers, others) in enumerate(zip(found.numbers, expected.numbers, strict=True)):
+        assert numbers == pytest.approx(others, rel=TOLERANCE, abs=0.0), step
     assert found.numbers[-1]["loss"] < found.numbers[0]["loss"] - 1.0
     assert list(found.arrays) == list(expected.arrays)
     for name, (dtype, dims, raw) in found.arrays.items():
@@ -134,20 +135,21 @@ def test_two_processes_train_as_one_does(shape: str, calm: Any, tmp_path: Path) 
         else:
             assert np.linalg.norm(mine - theirs) <= TOLERANCE * np.linalg.norm(theirs), name
     # Each process read its own part of each microbatch, and of all that the run consumed nothing else.
-    micro = SHAPES[shape].micro
+    config = SHAPES[shape].config
+    micro = config.batch.micro or config.batches.size_at(0)
     half = micro // PROCESSES
     for index in range(PROCESSES):
-        mine = [(at + index * half, at + (index + 1) * half) for at in range(0, SAMPLES, micro)]
-        assert [span for span in reads(folder, index) if span[0] < SAMPLES] == mine
+        own = [(at + index * half, at + (index + 1) * half) for at in range(0, config.samples, micro)]
+        assert [span for span in reads(folder, index) if span[0] < config.samples] == own
 
 
 def reads(folder: Path, index: int) -> list[tuple[int, int]]:
-    """The ranges of samples that a worker has read, in their order."""
+    """The ranges of samples that a worker has read, each as often as it did."""
     lines = (folder / f"reads-{index}").read_text(encoding="utf-8").splitlines()
     return sorted((int(start), int(stop)) for start, stop in map(str.split, lines))
 
 
-def test_a_process_is_killed_and_both_go_on_with_the_same_bits(calm: Any, tmp_path: Path) -> None:
+def test_a_process_is_killed_and_both_go_on_with_the_same_bits(calm: Calm, tmp_path: Path) -> None:
     _, expected = calm("fsdp across")
     (tmp_path / "fault").write_text("kill", encoding="utf-8")
     with launched(SHAPES["fsdp across"].config, tmp_path) as run:
@@ -157,7 +159,7 @@ def test_a_process_is_killed_and_both_go_on_with_the_same_bits(calm: Any, tmp_pa
     assert_same(ended(run.folder), expected)
 
 
-def test_all_are_killed_and_the_next_launch_goes_on_from_the_disk(calm: Any, tmp_path: Path) -> None:
+def test_all_are_killed_and_the_next_launch_goes_on_from_the_disk(calm: Calm, tmp_path: Path) -> None:
     config = SHAPES["fsdp across"].config
     _, expected = calm("fsdp across")
     fault = tmp_path / "fault"
@@ -174,6 +176,14 @@ def test_all_are_killed_and_the_next_launch_goes_on_from_the_disk(calm: Any, tmp
     with launched(config, tmp_path) as run:
         assert run.wait(100.0) == 0, run.tail()
     assert restored(run) == [(0, "init")] * PROCESSES + [(SAVED, "disk")] * PROCESSES
+    assert_same(ended(run.folder), expected)
+
+
+@pytest.mark.full
+def test_replicas_of_two_processes_end_in_the_bits_of_one(calm: Calm, tmp_path: Path) -> None:
+    _, expected = calm("lanes")
+    with launched(SHAPES["lanes"].config, tmp_path, replicas=2) as run:
+        assert run.wait(100.0) == 0, run.tail()
     assert_same(ended(run.folder), expected)
 
 

@@ -241,6 +241,19 @@ def test_narrow_parameters_are_tuned_from_where_they_are(tmp_path: Path) -> None
 
 
 @pytest.mark.process
+def test_a_run_that_is_over_takes_no_other_settings(tmp_path: Path) -> None:
+    """Its config says what made its states: none would be made with another."""
+    config = tiny("samples=40")
+    train(config, tmp_path)
+    with pytest.raises(UsageError, match="all 5 steps of this run are made"):
+        train(config.override(["rate.peak=0.5"]), tmp_path, accept=("rate.peak",))
+    assert (tmp_path / "tiny" / CONFIG).read_text() == config.to_json()
+    assert train(config, tmp_path).steps == 5
+    longer = train(tiny("samples=48", "rate.peak=0.5"), tmp_path, accept=("all",))
+    assert longer.steps == 6
+
+
+@pytest.mark.process
 def test_a_schedule_that_changes_the_past_is_refused(tmp_path: Path) -> None:
     train(tiny("samples=40", "rate.decay=64"), tmp_path)
     grown = tiny("rate.decay=64", "batch.unit=samples", "batch.schedule=0:8 40:12")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import click
 
+from holdfast.cli.on_disk import OnDisk
+
 if TYPE_CHECKING:
     from holdfast.coord import CoordClient
 
@@ -96,7 +98,13 @@ def _settings_options() -> list[click.Option]:
 
 
 @click.command(cls=_Serving)
-@click.option("--folder", required=True, metavar="FOLDER", help="Where it keeps its log, token and address.")
+@click.option(
+    "--folder",
+    type=OnDisk("its log, token and address are files; name a folder of this machine"),
+    required=True,
+    metavar="FOLDER",
+    help="Where it keeps its log, token and address.",
+)
 @click.option(
     "--bind", metavar="ADDRESS", multiple=True, help="tcp://HOST:PORT or unix:/path; may be repeated."
 )

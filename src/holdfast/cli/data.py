@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.on_disk import OnDisk
+
 if TYPE_CHECKING:
     from holdfast.train.data.inspection import Overview
 
@@ -23,7 +25,13 @@ def data() -> None:
 
 @data.command()
 @click.argument("inputs", nargs=-1, required=True, metavar="IN...")
-@click.option("--out", required=True, metavar="PREFIX", help="The set to write: PREFIX.bin, .idx and .json.")
+@click.option(
+    "--out",
+    type=OnDisk("token sets are mapped into memory; build it on a disk, and copy the three files"),
+    required=True,
+    metavar="PREFIX",
+    help="The set to write: PREFIX.bin, .idx and .json.",
+)
 @click.option(
     "--tokenizer",
     default="byte",

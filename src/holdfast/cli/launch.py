@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from holdfast.cli.on_disk import RUNS
 from holdfast.cli.terminal import note
 from holdfast.errors import UsageError
 
@@ -30,7 +31,7 @@ from holdfast.errors import UsageError
 @click.option("--lanes", default=8, show_default=True, help="Microbatches of a step.")
 @click.option("--wire-dtype", metavar="DTYPE", help="Round floats to it for the sum of a step: bfloat16.")
 @click.option("--run", "name", default="run", show_default=True, help="Name; one that exists is resumed.")
-@click.option("--folder", default="runs", show_default=True, help="Where the folders of runs lie.")
+@click.option("--folder", type=RUNS, default="runs", show_default=True, help="Where the folders of runs lie.")
 @click.option("--nproc", default=0, help="Threads of each worker, the same everywhere.  [default: all cores]")
 @click.option("--log-ranks", default="0", show_default=True, help="Whose output is shown: all, or 0,3.")
 @click.option("--grace-s", default=60.0, show_default=True, help="To save and go when the run is stopped.")
@@ -162,7 +163,7 @@ def _settings(options: dict[str, Any]) -> Any:
 @click.command()
 @click.argument("run")
 @click.argument("replicas", type=int)
-@click.option("--folder", default="runs", show_default=True, help="Where the folders of runs lie.")
+@click.option("--folder", type=RUNS, default="runs", show_default=True, help="Where the folders of runs lie.")
 def resize(run: str, replicas: int, folder: str) -> None:
     """Have a running launch go on with another number of replicas."""
     from holdfast.cli.status import read_status, run_folder

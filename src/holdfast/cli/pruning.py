@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.checkpoint import Lease, StepInfo, doomed, in_flight, readable_steps, remove_step
+from holdfast.checkpoint import Lease, Policy, StepInfo, doomed, in_flight, readable_steps, remove_step
+from holdfast.checkpoint.retention import Best
 from holdfast.cli import terminal
 from holdfast.cli.policy_text import Rule, joined
 from holdfast.cli.terminal import Column, Styled
-from holdfast.errors import LeaseError, StorageError
+from holdfast.errors import LeaseError, StorageError, UsageError
 from holdfast.journal import Journal, StepPruned
 from holdfast.storage import Store, is_url
 from holdfast.vault import WORK
@@ -38,6 +40,8 @@ class Decision:
 def decisions(store: Store, rules: list[Rule], *, now: float) -> list[Decision]:
     """What the rules decide about every committed step, oldest first."""
     infos, broken = readable_steps(store)
+    for rule in rules:
+        _check_metric(rule.policy, infos)
     kept_by = [(rule.text, rule.policy.kept(infos, now=now)) for rule in rules]
     gone = set(doomed(infos, joined(rules), now=now))
     found = [Decision(step, None, False, ("its manifest cannot be read",)) for step in broken]
@@ -50,6 +54,28 @@ def decisions(store: Store, rules: list[Rule], *, now: float) -> list[Decision]:
         remove = info.step in gone
         found.append(Decision(info.step, info, remove, tuple(reasons) or ("no rule keeps it",)))
     return sorted(found, key=lambda decision: decision.step)
+
+
+def _check_metric(policy: Policy, infos: Sequence[StepInfo]) -> None:
+    """Fails: UsageError for a metric that no step has: such a rule keeps nothing."""
+    if (
+        not isinstance(policy, Best)
+        or not infos
+        or any(one.metric(policy.metric) is not None for one in infos)
+    ):
+        return
+    names = sorted({name for info in infos for name in _metrics(info)})
+    near = difflib.get_close_matches(policy.metric, names, 1)
+    raise UsageError(
+        f"no step here has a metric {policy.metric!r}",
+        hint=f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}",
+    )
+
+
+def _metrics(info: StepInfo) -> list[str]:
+    nested = info.meta.get("metrics")
+    names = [*info.meta, *(nested if isinstance(nested, Mapping) else ())]
+    return [name for name in names if info.metric(name) is not None]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -140,7 +141,8 @@ def main() -> None:
     nbytes, num_arrays = map(int, sys.argv[1:])
     with Endpoint("127.0.0.1:0") as endpoint, endpoint.publish(_NAME, _tree(nbytes, num_arrays), 0):
         print(endpoint.address, flush=True)
-        sys.stdin.read()
+        with suppress(KeyboardInterrupt):  # Ctrl-C goes to both processes; the other one says so
+            sys.stdin.read()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from holdfast.cli.on_disk import RUNS
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _SAYINGS: Final = 8
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--folder", default="runs", show_default=True, help="Where the folders of runs lie.")
+@click.option("--folder", type=RUNS, default="runs", show_default=True, help="Where the folders of runs lie.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object; with --follow, one a line.")
 @click.option("--follow", is_flag=True, help="Again whenever it changed, until the run is over.")
 def status(run: str | None, folder: str, as_json: bool, follow: bool) -> None:

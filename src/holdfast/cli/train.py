@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.on_disk import RUNS
 from holdfast.cli.settings import SettingsCommand
 from holdfast.errors import UsageError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("recipe")
 @click.argument("settings", nargs=-1, metavar="[SETTING=VALUE]...")
 @click.option("--name", default="", help="Of the run; one that exists goes on.  [default: the recipe's]")
-@click.option("--folder", default="runs", show_default=True, help="Where the folders of runs lie.")
+@click.option("--folder", type=RUNS, default="runs", show_default=True, help="Where the folders of runs lie.")
 @click.option("--replicas", type=click.IntRange(min=1), help="Launch so many copies that train together.")
 @click.option(
     "--parked", default=0, show_default=True, help="With --replicas: warm processes to replace others."

@@ -29,6 +29,7 @@ METADATA: Final = "__metadata__"
 """The one header key that is not a tensor."""
 
 _Int = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
+_MAX_WORD: Final = 2**64 - 1
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -182,13 +183,14 @@ def _nbytes(t: Tensor, name: str) -> int:
     bits = BITS.get(t.dtype)
     if bits is None:
         raise FormatError(f"{name}: tensor {show(t.name)} has the unknown dtype {show(t.dtype)}")
-    if 0 in t.shape and min(t.shape) == 0:
-        return 0
-    # Multiplied stepwise and cut off: a long shape could otherwise make a number of any length.
-    for dim in t.shape:
-        bits *= dim
-        if not 0 < bits <= 8 * MAX_INT:
+    # Multiplied stepwise and cut off: a long shape could otherwise make a number of any length. safetensors
+    # does it in 64 bits, and refuses what overflows on the way, also to nothing.
+    size = 1
+    for factor in (*t.shape, bits):
+        size *= factor
+        if not 0 <= size <= _MAX_WORD or factor < 0:
             raise FormatError(f"{name}: tensor {show(t.name)} has an impossible shape")
+    bits = size
     if bits % 8:
         raise FormatError(f"{name}: tensor {show(t.name)} does not fill whole bytes")
     return bits // 8

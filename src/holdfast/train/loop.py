@@ -110,10 +110,12 @@ class Loop:
         }
         self._evaluate(numbers, found, state["params"])
         self._reporter.step(numbers, found, leads=self._run.leads)
-        if step.index + 1 == config.total_steps:
-            self._reporter.flush()  # what comes now, the last save, is no part of the step
-        self._compare(step.index, state)
         save = config.checkpoint.at_batch_change and schedule.size_at(stop) != stop - start
+        if save or self._saves_after(step.index + 1):
+            # What comes now is no part of the step. And whoever goes on from this state does not come back to
+            # the step: its line is to be there before that can be.
+            self._reporter.flush()
+        self._compare(step.index, state)
         step.done(state, self._noted(numbers), meta=self._meta(stop), save=save)
         return state
 
@@ -179,14 +181,19 @@ class Loop:
             numbers["eval_loss"] = self._evaluation.loss(params)
         self._reporter.restart_clock()
 
+    def _saves_after(self, steps: int) -> bool:
+        """Whether the state after so many steps is saved by itself: every so often, and at the end."""
+        every = self._config.checkpoint.every
+        return steps == self._config.total_steps or bool(every and steps % every == 0)
+
     def _meta(self, samples: int) -> dict[str, Any]:
         counted = {"samples": samples, "tokens": samples * self._config.seq_len}
         return {**counted, "ledger": self._ledger.digest, **self._about}
 
     def _noted(self, numbers: dict[str, Any]) -> dict[str, float]:
-        """For retention by a metric: the newest loss that is there without waiting, and the held-out loss of
-        this very state. What is not finite is left out: no checkpoint is the best by it, and metadata cannot
-        hold it."""
+        """For retention by a metric: the newest loss that is there, which is this step's where its state is
+        saved, and the held-out loss of this very state. What is not finite is left out: no checkpoint is the
+        best by it, and metadata cannot hold it."""
         found = {"loss": self._reporter.last.get("loss"), "eval_loss": numbers.get("eval_loss")}
         return {name: one for name, one in found.items() if one is not None and math.isfinite(one)}
 

@@ -12,6 +12,7 @@ that `remat` saves little there; its habits are measured (tests/train/test_estim
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -77,6 +78,14 @@ class _Habits:
     """Copies of the parameters while they change; where optimizer state alone is split; where all is."""
     fused: tuple[float, float]
     """How much more a pass takes in one program with that change; where weights are gathered."""
+    gathered: Mapping[str, float]
+    """Copies of the part of the residual stream that is other devices' that an unrolled block has around, by
+    `remat`. It is gathered for each product, and the compiler gathers ahead."""
+    around: tuple[float, float]
+    """As many more of them at a time, of unrolled and of scanned layers."""
+    ahead: Mapping[str, float]
+    """Copies of all weights of unrolled layers, with gradients that are not scattered yet, that there are at
+    a time where each is gathered for its product, by `remat`."""
 
 
 _ACCELERATOR: Final = _Habits(
@@ -92,6 +101,9 @@ _ACCELERATOR: Final = _Habits(
     more=(0.0, 1.0),
     change=(0.0, 0.0, 0.0),
     fused=(1.0, 1.0),
+    gathered={"light": 0.8, "none": 1.6, "full": 1.15},
+    around=(4.0, 10.0),
+    ahead={"light": 1.7, "none": 1.2, "full": 2.1},
 )
 _CPU: Final = _Habits(
     stream=0.25,
@@ -106,6 +118,9 @@ _CPU: Final = _Habits(
     more=(0.3, 1.0),
     change=(1.8, 1.4, 0.85),
     fused=(1.35, 1.15),
+    gathered={"light": 0.0, "none": 0.0, "full": 0.0},
+    around=(0.0, 0.0),
+    ahead={"light": 0.0, "none": 0.0, "full": 0.0},
 )
 
 
@@ -181,13 +196,19 @@ def activations(config: TrainConfig, samples: int, platform: str) -> tuple[int, 
         kept = stream * (num_attention + num_mlp)
     else:
         kept = attention * num_attention + mlp * num_mlp + _FLOAT * pairs * keeps_scores * num_attention
+    # What a device has of other devices' parts of the stream, for each token.
+    others = width * model.hidden * (1 - 1 / mesh.tensor)
+    if model.layers != "scanned":
+        kept += habits.gathered[model.remat] * others * (num_attention + num_mlp)
     share = 1.0 if not model.loss_chunk else min(1.0, model.loss_chunk / config.seq_len)
     inside = max(habits.attention * pairs * (width + _FLOAT) / 2, habits.mlp * inner)
     if again:
         inside += attention + mlp + _FLOAT * pairs * (2 if model.layers == "scanned" else 1)
-    workspace = max(habits.logits * width * model.vocab_size / mesh.tensor * share, inside)
+    logits = habits.logits * width * model.vocab_size / mesh.tensor * share
+    workspace = max(tokens * logits, tokens * inside + _ahead(config, habits))
+    workspace += tokens * habits.around[model.layers == "scanned"] * others
     table = habits.table[model.tied] * _FLOAT * model.vocab_size * model.hidden / mesh.tensor
-    return round(tokens * kept), round(tokens * workspace + table)
+    return round(tokens * kept), round(workspace + table)
 
 
 def _kept_by_blocks(
@@ -272,5 +293,22 @@ def _casts(config: TrainConfig, found: list[Parameter], platform: str) -> int:
     if platform == "cpu":
         # It gathers all weights ahead, and holds half of the gradients before they are scattered.
         return at_rest + (whole if mesh.zero == 3 else whole // 2)
-    # A block before it is used, and one whose gradient is on its way.
-    return at_rest + 2 * whole // max(1, len(model.symbols))
+    return at_rest + _two_blocks(whole, model)
+
+
+def _two_blocks(whole: int, model: ModelConfig) -> int:
+    """A block before it is used, and one whose gradient is on its way."""
+    return 2 * whole // max(1, len(model.symbols))
+
+
+def _ahead(config: TrainConfig, habits: _Habits) -> float:
+    """What of gathered weights there is inside of the layers, beyond what there is while the loss is made."""
+    model, mesh = config.model, config.mesh
+    if not habits.ahead[model.remat] or mesh.fsdp == 1 or mesh.zero < 3 or model.layers == "scanned":
+        return 0.0
+    matrices = [one for one in parameters(model) if one.is_matrix(scanned=False)]
+    layers = [one for one in matrices if "vocab" not in one.logical]
+    width = WIDTHS[model.compute_dtype]
+    whole = held(matrices, mesh, stored=False) * width
+    inside = habits.ahead[model.remat] * held(layers, mesh, stored=False) * width
+    return inside - _two_blocks(whole, model)

@@ -207,6 +207,11 @@ class _Engine:
         same = compare_data(before, self._stream, ledger_of(state).samples)
         thorough = changed or takes_over or not same
         check_clock(state, run.step, config.batches, self._stream, thorough=thorough)
+        if changed and not begins and run.step >= config.total_steps:
+            raise UsageError(
+                f"all {config.total_steps:,} steps of this run are made: none would have other settings",
+                hint="samples=... for a longer run, or give a new run its own --name",
+            )
         evaluation = None if self._held_out is None else Evaluation(programs, self._held_out)
         reporter = self._reporter(run, options)
         try:

@@ -110,6 +110,9 @@ def test_inputs_that_are_none(texts: Path, tmp_path: Path) -> None:
         input_files([str(tmp_path / "empty")])
     with pytest.raises(UsageError, match="nothing is not there"):
         input_files([str(tmp_path / "nothing")])
+    (tmp_path / "x.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UsageError, match=r"x\.parquet is neither text nor JSON lines"):
+        input_files([str(tmp_path / "x.parquet")])
     with pytest.raises(UsageError, match=r"a\.txt is given more than once"):
         input_files([str(texts), str(texts / "a.txt")])
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b'{"text": "cut off"}\n' * 100)[:-20])

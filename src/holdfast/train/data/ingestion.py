@@ -20,6 +20,7 @@ KINDS: Final = ("file", "line", "paragraph")
 _TEXT: Final = (".txt", ".text", ".md")
 _LINES: Final = (".jsonl", ".ndjson")
 _GZIP: Final = ".gz"
+_ENDS: Final = ", ".join((*_TEXT, *_LINES))
 _MOST_LINE: Final = 1 << 30
 _MOST_BATCH: Final = 256
 _BATCH_BYTES: Final = 4 << 20
@@ -73,12 +74,16 @@ def input_files(paths: Sequence[str]) -> list[str]:
         if os.path.isdir(path):
             inside = sorted(_below(path))
             if not inside:
-                ends = ", ".join((*_TEXT, *_LINES))
                 raise UsageError(
-                    f"{path} has no text in it", hint=f"files are {ends}, each also with {_GZIP}"
+                    f"{path} has no text in it", hint=f"files are {_ENDS}, each also with {_GZIP}"
                 )
             found += inside
         elif os.path.isfile(path):
+            if not _is_text(path):
+                raise UsageError(
+                    f"{path} is neither text nor JSON lines, by its name",
+                    hint=f"files are {_ENDS}, each also with {_GZIP}; rename it if it is one of them",
+                )
             found.append(path)
         else:
             raise UsageError(f"{path} is not there", hint="name text files, JSON lines, or folders of them")
@@ -123,8 +128,12 @@ def _below(folder: str) -> Iterator[str]:
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            if not name.startswith(".") and name.removesuffix(_GZIP).endswith((*_TEXT, *_LINES)):
+            if not name.startswith(".") and _is_text(name):
                 yield os.path.join(place, name)
+
+
+def _is_text(name: str) -> bool:
+    return name.removesuffix(_GZIP).endswith((*_TEXT, *_LINES))
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:

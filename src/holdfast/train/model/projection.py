@@ -71,6 +71,14 @@ class Projection:
         """What is multiplied, where it rests."""
         return x if self.before is None else self.before(x, *extra)
 
+    def gathered(self, applied: Array) -> Array:
+        """What is multiplied, with its whole sequence.
+
+        It is placed where it rests first: the compiler would else gather the float32 values inside of
+        `before`, which are twice the bytes.
+        """
+        return self.place(self.place(applied, *self.inputs), *_whole(self.inputs))
+
     def parts(self, weight: Array) -> Sequence[Array]:
         """The parts of a weight that are multiplied one by one."""
         return [weight] if self.cut is None else lax.split(weight, self.cut.sizes, axis=self.cut.dim)
@@ -100,7 +108,7 @@ def _dims(start: int, stop: int) -> tuple[int, ...]:
 
 def _products(one: Projection, applied: Array, cast: Arrays) -> Arrays:
     place = one.place
-    left = place(applied, *_whole(one.inputs))
+    left = one.gathered(applied)
     dims = ((_dims(2, left.ndim), _dims(0, left.ndim - 2)), ((), ()))
     weights = (place(right, *logical) for right, logical in zip(cast, one.weights, strict=True))
     parts = [part for weight in weights for part in one.parts(weight)]
@@ -139,7 +147,7 @@ def _backward(
         # Likewise: a gathered weight would stay from the forward pass on, of every layer at once.
         cast, grads = barrier((cast, grads))
     applied, pull = jax.vjp(one.applied, x, extra)
-    left = place(applied if kept is None else kept, *_whole(one.inputs))
+    left = one.gathered(applied if kept is None else kept)
     of_applied: Array | None = None
     of_weights = []
     coming = iter(zip(grads, one.outputs, strict=True))
