@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import NoReturn
@@ -32,6 +33,18 @@ METAS = {
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return save(tmp_path / "ckpt", {100: tree(), 200: tree(1)}, METAS)
+
+
+def test_a_run_that_saves_elsewhere_is_listed_from_there(tmp_path: Path) -> None:
+    kept = save(tmp_path / "kept", {3: tree(3)}, {})
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"name": "run", "checkpoint": {"folder": str(kept)}}))
+    done = holdfast("ckpt", "ls", run, "--json")
+    assert done.exit_code == 0
+    assert [one["step"] for one in json.loads(done.stdout)["steps"]] == [3]
+    (run / "config.json").write_text("{")
+    assert "no steps in" in holdfast("ckpt", "ls", run).stdout + holdfast("ckpt", "ls", run).stderr
 
 
 def test_what_a_person_sees(path: Path) -> None:

@@ -46,6 +46,12 @@ def keep(folder: Path, config: TrainConfig) -> None:
     keep_start(folder, config, stream(config))
 
 
+def test_a_config_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_text(tiny().to_json()[:100])
+    with pytest.raises(UsageError, match=r"config\.json: this is no config"):
+        compare_config(tmp_path, tiny(), ())
+
+
 def test_accepting_a_setting_that_does_not_exist_names_it(tmp_path: Path) -> None:
     for accepted, hint in (("smples", "did you mean samples?"), ("rate.pek", "did you mean rate.peak?")):
         with pytest.raises(UsageError, match=f"--accept {accepted}: there is no such") as caught:
@@ -238,6 +244,15 @@ def test_narrow_parameters_are_tuned_from_where_they_are(tmp_path: Path) -> None
     params = [name for name in before if name.startswith("params/")]
     assert params
     assert [name for name in params if before[name] != after[name]] == []
+
+
+@pytest.mark.process
+def test_a_run_that_saves_elsewhere_is_taken_over_from_its_folder(tmp_path: Path) -> None:
+    config = tiny("samples=32", f"checkpoint.folder={tmp_path / 'kept'}")
+    train(config, tmp_path, name="first")
+    source = str(tmp_path / "first")
+    done = train(tiny("samples=40"), tmp_path, name="second", source=source)
+    assert (done.steps, done.samples) == (5, 40)
 
 
 @pytest.mark.process

@@ -31,7 +31,7 @@ from holdfast.errors import (
     NoCheckpointError,
     UsageError,
 )
-from holdfast.storage import opened
+from holdfast.storage import is_url, opened
 from holdfast.train.batches import BatchSchedule
 from holdfast.train.config import TrainConfig
 from holdfast.train.data import Ledger, Stream
@@ -228,6 +228,9 @@ def checkpoint_folder(source: str) -> str:
         raise NoCheckpointError(
             f"--from {source}: there is no such folder", hint="the folder of a run, or where it saved"
         )
+    config = Path(place.root) / CONFIG
+    if not is_url(place.root) and config.is_file() and not committed_steps(place):
+        return TrainConfig.from_json(config.read_bytes()).checkpoint.folder or place.root
     return place.root
 
 
@@ -265,6 +268,11 @@ def compare_config(folder: Path, config: TrainConfig, accept: tuple[str, ...]) -
         kept = TrainConfig.from_json((folder / CONFIG).read_bytes())
     except FileNotFoundError:
         return False
+    except UsageError as error:
+        raise UsageError(
+            f"{folder / CONFIG}: {error.message}",
+            hint="it says what the run was started with; put it back, or remove it to trust the command",
+        ) from error
     if kept == config:
         return False
     before, after = settings_of(kept), settings_of(config)
