@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.journal import Event, Record, StepDone, WorkerLost
+from holdfast.journal import Event, Record, RunEnded, RunStarted, StepDone, WorkerLost
 from holdfast.report import goodput
 
 
@@ -30,6 +30,25 @@ def test_time_without_steps_is_lost() -> None:
     times = [0.0, 1.0, 2.0, 8.0, 9.0]
     found = goodput(step(t, n, seconds=1.0) for n, t in enumerate(times))
     assert found.ratio == 4.0 / 9.0
+
+
+def test_the_time_between_two_launches_is_nobodys_loss() -> None:
+    begun, stopped = RunStarted(3, 1, 1), RunEnded(75, "stopped")
+    found = goodput(
+        [
+            record(0.0, begun), step(1.0, 0), step(2.0, 1), record(2.5, stopped),
+            record(500.0, begun), step(500.5, 2), step(501.5, 3), record(502.0, stopped),
+        ]
+    )  # fmt: skip
+    assert found.actual_s == pytest.approx(3.0)
+    assert found.ratio == 1.0
+    # What killed the launch itself is a loss: nobody said that the run was over.
+    killed = goodput([step(1.0, 0), step(2.0, 1), record(500.0, begun), step(501.0, 2)])
+    assert killed.actual_s == 500.0
+    # Before the first step, and after the last, nothing is taken off.
+    early = [record(0.0, begun), record(1.0, stopped), record(9.0, begun), step(10.0, 0), step(11.0, 1)]
+    late = [record(11.5, stopped), record(99.0, begun)]
+    assert goodput([*early, *late]).actual_s == 1.0
 
 
 def test_a_step_that_was_done_twice_counts_once() -> None:

@@ -2,7 +2,8 @@
 
 Goodput is the time that the run's steps take undisturbed over the time that they took. What a step takes
 undisturbed is the median over those that were done at the full size: a few slow ones do not change it. Where
-it can be had, the time of an undisturbed run of the same steps is better.
+it can be had, the time of an undisturbed run of the same steps is better. The time between the end of a run
+and its next start is nobody's loss, and not counted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from holdfast.journal import Record, StepDone, WorkerLost
+from holdfast.journal import Record, RunEnded, RunStarted, StepDone, WorkerLost
 
 
 class Recovery(Struct, frozen=True):
@@ -34,6 +35,7 @@ class Goodput(Struct, frozen=True):
 
     steps: int
     actual_s: float
+    """From the first step to the last, without the time in which the run was stopped."""
     undisturbed_s: float
     ratio: float | None
     recoveries: tuple[Recovery, ...]
@@ -41,7 +43,8 @@ class Goodput(Struct, frozen=True):
 
 def goodput(records: Iterable[Record]) -> Goodput:
     """The account of a run, from the records of its journal in any order."""
-    kept = sorted((one for one in records if isinstance(one.event, StepDone | WorkerLost)), key=_time)
+    ordered = sorted((one for one in records if isinstance(one.event, _KINDS)), key=_time)
+    kept = [one for one in ordered if isinstance(one.event, StepDone | WorkerLost)]
     done = [(one.t, one.event) for one in kept if isinstance(one.event, StepDone)]
     first: dict[int, float] = {}
     for t, event in done:
@@ -49,7 +52,8 @@ def goodput(records: Iterable[Record]) -> Goodput:
     full = max((event.replicas for _, event in done), default=0)
     usual = [event.seconds for _, event in done if event.replicas == full and event.seconds > 0]
     steps = len(first)
-    actual = max(first.values()) - min(first.values()) if first else 0.0
+    begin, end = min(first.values(), default=0.0), max(first.values(), default=0.0)
+    actual = end - begin - _stopped(ordered, begin, end)
     undisturbed = (steps - 1) * statistics.median(usual) if usual and steps > 1 else 0.0
     return Goodput(
         steps=steps,
@@ -60,8 +64,23 @@ def goodput(records: Iterable[Record]) -> Goodput:
     )
 
 
+_KINDS = StepDone | WorkerLost | RunStarted | RunEnded
+
+
 def _time(record: Record) -> float:
     return record.t
+
+
+def _stopped(ordered: list[Record], begin: float, end: float) -> float:
+    """The seconds between two times in which there was no run: it had ended, and was started again later."""
+    total, ended = 0.0, None
+    for one in ordered:
+        if isinstance(one.event, RunEnded):
+            ended = one.t
+        elif isinstance(one.event, RunStarted) and ended is not None:
+            total += max(0.0, min(one.t, end) - max(ended, begin))
+            ended = None
+    return total
 
 
 def _recoveries(kept: list[Record], full: int) -> Iterable[Recovery]:
