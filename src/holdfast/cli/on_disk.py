@@ -9,7 +9,6 @@ from urllib.parse import unquote, urlsplit
 import click
 
 from holdfast.errors import UsageError
-from holdfast.storage import is_url
 
 
 @final
@@ -22,6 +21,8 @@ class OnDisk(click.ParamType):  # type: ignore[type-arg]  # generic in newer ver
         self._instead = instead
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from holdfast.storage import is_url  # numpy comes with it, and `--help` shall not wait for that
+
         text = os.fspath(value)
         if is_url(text):
             given = param.opts[0] if param is not None else "the path"
