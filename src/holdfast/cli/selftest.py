@@ -139,10 +139,13 @@ def _tree(nbytes: int, num_arrays: int) -> _Tree:
 def main() -> None:
     """Publish the tree, say where, and wait until the input ends."""
     nbytes, num_arrays = map(int, sys.argv[1:])
-    with Endpoint("127.0.0.1:0") as endpoint, endpoint.publish(_NAME, _tree(nbytes, num_arrays), 0):
+    with (
+        suppress(KeyboardInterrupt),  # Ctrl-C goes to both processes; the other one says so
+        Endpoint("127.0.0.1:0") as endpoint,
+        endpoint.publish(_NAME, _tree(nbytes, num_arrays), 0),
+    ):
         print(endpoint.address, flush=True)
-        with suppress(KeyboardInterrupt):  # Ctrl-C goes to both processes; the other one says so
-            sys.stdin.read()
+        sys.stdin.read()
 
 
 if __name__ == "__main__":
