@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
 import statistics
 import subprocess
 import sys
@@ -98,7 +99,10 @@ class Elsewhere:
         self.address: str = self._answer()["address"]
 
     def _answer(self) -> dict[str, Any]:
-        line = self._out.readline()
+        there, _, _ = select.select([self._out], [], [], _DEADLINE_S)
+        line = self._out.readline() if there else ""
+        if not there:
+            self._process.kill()
         if not line:
             raise SystemExit(f"the source ended with exit code {self._process.wait(_DEADLINE_S)}")
         found: dict[str, Any] = json.loads(line)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from typing import Final, NamedTuple
 
-import msgspec
-
 from holdfast import storage
 from holdfast.checkpoint import committed_steps
+from holdfast.checkpoint.run_folder import checkpoints_of
 from holdfast.cli import terminal
 from holdfast.errors import MissingPathError, NoCheckpointError, UsageError
 from holdfast.format import MANIFEST, parse_step_folder
@@ -18,8 +17,6 @@ _LOOK = StoreOptions(timeout_s=30.0, retry_s=20.0)
 """A person waits for the answer: a store that does not answer is given up sooner than by a run."""
 
 
-_MOST: Final = 1 << 20
-"""Bytes of a config that are looked at."""
 NO_STEPS_HINT: Final = "nothing has been saved there yet, or this is not a checkpoint folder"
 
 
@@ -32,40 +29,7 @@ class Place(NamedTuple):
 
 def opened(path: str) -> Store:
     """The checkpoints at `path`, which must exist; at a run's folder, those of the run. Makes nothing."""
-    return _in_run(_there(path))
-
-
-def _in_run(store: Store) -> Store:
-    """The place of a run's checkpoints, where `store` is the run's and holds no steps itself."""
-    inner = store.below("ckpt")
-    inside = inner.is_place()
-    elsewhere = "" if inside else _saved_elsewhere(store)
-    if not inside and not elsewhere:
-        return store
-    if any(parse_step_folder(name) is not None for name in store.names()):
-        return store
-    return inner if inside else _there(elsewhere)
-
-
-class _Checkpoint(msgspec.Struct):
-    folder: str = ""
-
-
-class _Config(msgspec.Struct):
-    """What matters here of the `config.json` of a training run."""
-
-    checkpoint: _Checkpoint = msgspec.field(default_factory=_Checkpoint)
-
-
-def _saved_elsewhere(store: Store) -> str:
-    """Where the run in this folder saves, if its config names another place; else nothing."""
-    if storage.is_url(store.root):
-        return ""
-    try:
-        with open(os.path.join(store.root, "config.json"), "rb") as file:
-            return msgspec.json.decode(file.read(_MOST), type=_Config).checkpoint.folder
-    except (OSError, msgspec.MsgspecError):  # no run of `holdfast train`
-        return ""
+    return checkpoints_of(_there(path), _there)
 
 
 def _there(path: str) -> Store:

@@ -24,6 +24,7 @@ import numpy as np
 import xxhash
 
 from holdfast.checkpoint import Checkpointer, committed_steps
+from holdfast.checkpoint.run_folder import checkpoints_of
 from holdfast.errors import (
     CorruptError,
     DataError,
@@ -31,7 +32,7 @@ from holdfast.errors import (
     NoCheckpointError,
     UsageError,
 )
-from holdfast.storage import is_url, opened
+from holdfast.storage import opened
 from holdfast.train.batches import BatchSchedule
 from holdfast.train.config import TrainConfig
 from holdfast.train.data import Ledger, Stream
@@ -221,17 +222,11 @@ def checkpoint_folder(source: str) -> str:
     Fails: NoCheckpointError; StorageError for a store that does not answer.
     """
     place = opened(source)
-    inner = place.below("ckpt")
-    if inner.is_place():
-        return inner.root
-    if not place.is_place():
+    if not place.is_place() and not place.below("ckpt").is_place():
         raise NoCheckpointError(
             f"--from {source}: there is no such folder", hint="the folder of a run, or where it saved"
         )
-    config = Path(place.root) / CONFIG
-    if not is_url(place.root) and config.is_file() and not committed_steps(place):
-        return TrainConfig.from_json(config.read_bytes()).checkpoint.folder or place.root
-    return place.root
+    return checkpoints_of(place, opened).root
 
 
 def check_clock(state: State, steps: int, schedule: BatchSchedule, stream: Stream, *, thorough: bool) -> None:
