@@ -217,6 +217,23 @@ def ends(hlo: str) -> tuple[str, str]:
     return inputs, outputs
 
 
+@pytest.mark.parametrize(("remat", "times"), [("none", 2), ("light", 2), ("full", 3)])
+def test_the_stream_is_gathered_in_the_compute_dtype(remat: str, times: int) -> None:
+    """What a block multiplies rests in its shards first: else XLA gathers float32 values of its norm."""
+    steps = program((1, 1, 2, 3, True, "unrolled"), compute_dtype="bfloat16", remat=remat)
+    text = steps.first.lower(*steps.examples(SAMPLES)["first"]).as_text()
+    stream = rf"tensor<{SAMPLES}x{LENGTH}x32xbf16>"
+    said = rf"(%\w+) = sdy\.sharding_constraint (%\w+) <@mesh, (.*)> : {stream}"
+    rests, gathers = set(), []
+    for made, of, split in re.findall(said, text):
+        if split == '[{}, {"tensor"}, {}]':
+            rests.add(made)
+        elif split == "[{}, {}, {}]":
+            gathers.append(of in rests)
+    # For the products that open the two blocks, in both passes; `full` makes the first pass once more.
+    assert sum(gathers) == 2 * times
+
+
 WHOLE, SHARE = "f32[32,40]", "f32[8,40]"
 """The gate and up projections, and a quarter of one."""
 QKV = "f32[32,4,4,4]"

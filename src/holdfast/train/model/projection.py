@@ -77,7 +77,8 @@ class Projection:
         It is placed where it rests first: the compiler would else gather the float32 values inside of
         `before`, which are twice the bytes.
         """
-        return self.place(self.place(applied, *self.inputs), *_whole(self.inputs))
+        resting = self.place(applied, *self.inputs)
+        return self.place(resting, *_whole(self.inputs)) if "sequence" in self.inputs else resting
 
     def parts(self, weight: Array) -> Sequence[Array]:
         """The parts of a weight that are multiplied one by one."""
