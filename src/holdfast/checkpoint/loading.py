@@ -72,7 +72,8 @@ class LoadOptions:
     strict: bool = True
     cast: bool = False
     verify: bool = True
-    threads: int = 4
+    threads: int = 8
+    """Readers: some wait for the disk while others copy and hash, also where there are fewer cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ class StepLoad:
         )
         self._flat = found.flat
         self._wanted = found.wanted
+        self._indexes: dict[int, PartIndex] = {}
+        """Of the parts that are needed, as far as they were read."""
         self._landings: dict[int, Landing] = {}
         """By the id of the adapter whose arrays are put together there."""
         self._by_name = {one.name: one for one in self._wanted}
@@ -128,22 +131,24 @@ class StepLoad:
 
     def run(self, stores: Iterable[Store], on_bad: BadBlock) -> tuple[Any, BlockPipeline]:
         """The loaded tree. Fails: CorruptError if a block is bad in every copy."""
-        folder = step_folder(self._manifest.save.step)
         leaves = list(self._flat.leaves)
-        planned, indexes, destinations = self.planned(stores)
-        pipeline = BlockPipeline(
+        with BlockPipeline(
             stores,
-            folder,
-            indexes,
+            step_folder(self._manifest.save.step),
+            self._indexes,
             # Ranges from far away are waited for, not worked on: more of them than there are cores.
             threads=max(self._options.threads, next(iter(stores)).at_once),
             verify=self._options.verify,
             on_bad=on_bad,
-        )
-        with self._landed(planned, destinations):
-            self._allocate(destinations)
-            blocks = in_turn(planned) if self._landings else planned
-            self._place(pipeline, blocks, destinations, leaves)
+        ) as pipeline:
+            if self._wants_everything():
+                self._read_indexes(stores, {entry.part for entry in self._manifest.parts})
+                pipeline.read_ahead()
+            planned, _, destinations = self.planned(stores)
+            with self._landed(planned, destinations):
+                self._allocate(destinations)
+                blocks = in_turn(planned) if self._landings else planned
+                self._place(pipeline, blocks, destinations, leaves)
         for one in self._wanted:
             if one.sink is None:
                 scalar = self._scalars[one.stored]
@@ -161,19 +166,26 @@ class StepLoad:
         copies = plan(source, target, ranks={self._rank})
         nothing = np.empty(0, np.int64)
         parts = np.unique(np.concatenate([nothing, *(array.source_holder for array in copies.values())]))
-        indexes = self._read_indexes(stores, set(parts.tolist()))
+        self._read_indexes(stores, set(parts.tolist()))
         destinations = self._destinations()
-        return ReadPlan(self._blocks(copies, source, target, indexes, destinations), indexes, destinations)
+        blocks = self._blocks(copies, source, target, self._indexes, destinations)
+        return ReadPlan(blocks, self._indexes, destinations)
 
-    def _read_indexes(self, stores: Iterable[Store], parts: set[int]) -> dict[int, PartIndex]:
-        entries = [entry for entry in self._manifest.parts if entry.part in parts]
+    def _wants_everything(self) -> bool:
+        """Whether every byte of the step goes to this process, whichever way it is cut."""
+        return self._world == 1 and self._entries.keys() <= {one.stored for one in self._wanted}
+
+    def _read_indexes(self, stores: Iterable[Store], parts: set[int]) -> None:
+        """Have the indexes of these parts, those that were read before among them."""
+        entries = [e for e in self._manifest.parts if e.part in parts and e.part not in self._indexes]
         folder = step_folder(self._manifest.save.step)
         at_once = min(next(iter(stores)).at_once, len(entries))
         if at_once < 2:
-            return {entry.part: self._read_index(stores, folder, entry) for entry in entries}
+            self._indexes.update((entry.part, self._read_index(stores, folder, entry)) for entry in entries)
+            return
         with ThreadPoolExecutor(at_once, thread_name_prefix="holdfast-index") as pool:
             found = pool.map(lambda entry: self._read_index(stores, folder, entry), entries)
-            return {entry.part: index for entry, index in zip(entries, found, strict=True)}
+            self._indexes.update((entry.part, index) for entry, index in zip(entries, found, strict=True))
 
     def _read_index(self, stores: Iterable[Store], folder: str, entry: PartEntry) -> PartIndex:
         """The index of a part, from the first copy in which it is right."""

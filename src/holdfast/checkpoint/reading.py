@@ -3,6 +3,9 @@
 A block (8 MiB of a part file) is the unit of reading and of trust. Each is read once, past the page cache,
 into a small reused buffer, scattered to the arrays that need it, and hashed. An array is handed on only when
 every block that touches it has verified. A block that does not verify is looked for in the other copies.
+
+Where all blocks of a step are wanted, the first of them are read while it is still being planned where their
+bytes go (`read_ahead`): the plan of thousands of arrays takes as long as a hundred megabytes of the disk.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import final
+from itertools import islice
+from typing import Final, Self, final
 
 from holdfast.arrays import Bytes1D, Landing, Move
 from holdfast.arrays.pages import region
@@ -34,6 +38,11 @@ from holdfast.format import (
 from holdfast.storage import PartReader, Store
 
 BadBlock = Callable[[CorruptError, str], None]
+BlockKey = tuple[int, int, int]
+"""Part, file in it, block in that."""
+
+AHEAD: Final = 16
+"""Blocks that are read before it is known where they go; so many buffers they need."""
 
 
 @dataclass(slots=True)
@@ -60,6 +69,10 @@ class BlockRead:
     file: int
     block: int
     copies: list[tuple[Move, Destination]] = field(default_factory=list)
+
+    @property
+    def key(self) -> BlockKey:
+        return self.part, self.file, self.block
 
 
 @dataclass(slots=True)
@@ -99,7 +112,10 @@ def in_turn(blocks: Sequence[BlockRead], least: int = 1 << 20) -> list[BlockRead
 
 @final
 class BlockPipeline:
-    """Reads blocks on several threads and yields destinations as they become whole."""
+    """Reads blocks on several threads and yields destinations as they become whole.
+
+    A context, with which its threads end. `indexes` must have a part before a block of it is asked for.
+    """
 
     def __init__(
         self,
@@ -118,6 +134,12 @@ class BlockPipeline:
         self._verify = verify
         self._on_bad = on_bad
         self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-read")
+        self._early: dict[BlockKey, Future[tuple[Bytes1D, int]]] = {}
+        """Blocks that are read ahead: the buffer, and how much of it was read."""
+        self._buffers: list[Bytes1D] = []
+        """Those that nobody uses now."""
+        self._num_buffers = 0
         self._readers: dict[tuple[str, int, int], PartReader] = {}
         self._left: Counter[tuple[int, int]] = Counter()
         """Blocks that are still to be read, by part and file."""
@@ -127,25 +149,47 @@ class BlockPipeline:
         self.runway = Runway()
         self.stats = ReadStats()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self.runway.stop()
+        self._pool.shutdown(cancel_futures=True)
+        self._early.clear()
+        self._buffers.clear()
+        for reader in self._readers.values():
+            reader.close()
+
+    def read_ahead(self) -> None:
+        """Begin to read the first blocks of the parts in `indexes`, wherever they go. Does not wait.
+
+        What fails is read again in its turn, and fails there.
+        """
+        for key in islice(_blocks_in(self._indexes), AHEAD):
+            self._early[key] = self._pool.submit(self._read_early, key)
+
     def run(self, blocks: Sequence[BlockRead]) -> Generator[list[Destination], None, None]:
         """The destinations of each block that completes any, as soon as all their bytes have verified.
 
-        Readers have ended when this has, or is closed. Fails: CorruptError naming file, block and arrays, if
-        no copy of a block verifies; StorageError.
+        Nobody writes to a destination when this has ended, or is closed. Fails: CorruptError naming file,
+        block and arrays, if no copy of a block verifies; StorageError.
         """
+        for key in self._early.keys() - {block.key for block in blocks}:
+            if (needless := self._taken_early(key)) is not None:  # a header larger than a block, perhaps
+                self._give_back(needless[0])
         for block in blocks:
             self._left[block.part, block.file] += 1
             for _, destination in block.copies:
                 destination.missing += 1
         done: queue.SimpleQueue[list[Destination] | BaseException | None] = queue.SimpleQueue()
         todo: queue.SimpleQueue[BlockRead] = queue.SimpleQueue()
-        for block in blocks:
+        for block in sorted(blocks, key=lambda block: block.key not in self._early):
             todo.put(block)
         workers = max(1, min(self._threads, len(blocks)))
-        pool = ThreadPoolExecutor(workers, thread_name_prefix="holdfast-read")
+        # They start behind what is read ahead: whoever takes a block from there waits for no reader to come.
+        working = [self._pool.submit(self._work, todo, done) for _ in range(workers)]
         try:
-            for _ in range(workers):
-                pool.submit(self._work, todo, done)
             running = workers
             while running:
                 item = done.get()  # each worker always ends with None or an error
@@ -159,16 +203,13 @@ class BlockPipeline:
         finally:
             self._stop.set()
             self.runway.stop()
-            pool.shutdown()
-            for reader in self._readers.values():
-                reader.close()
+            wait(working)
 
     def _work(
         self,
         todo: queue.SimpleQueue[BlockRead],
         done: queue.SimpleQueue[list[Destination] | BaseException | None],
     ) -> None:
-        buffer = region(BLOCK)
         try:
             while not self._stop.is_set():
                 try:
@@ -176,7 +217,7 @@ class BlockPipeline:
                 except queue.Empty:
                     break
                 self._open(block)
-                self._read(block, buffer)
+                self._read(block)
                 self._release(block)
                 if whole := self._finished(block):
                     self.runway.handed()
@@ -215,12 +256,12 @@ class BlockPipeline:
                     whole.append(destination)
         return whole
 
-    def _read(self, block: BlockRead, buffer: Bytes1D) -> None:
+    def _read(self, block: BlockRead) -> None:
         """Read, scatter and verify one block, from the first copy in which it is right."""
         worst: CorruptError | None = None
         for store in self._stores:
             try:
-                self._read_from(store, block, buffer)
+                self._read_from(store, block)
             except HoldfastError as error:
                 bad = self._as_corrupt(error, block)
                 self._on_bad(bad, store.root)
@@ -236,23 +277,62 @@ class BlockPipeline:
             self.stats.blocks[store.root] = self.stats.blocks.get(store.root, 0) + 1
             self.stats.repaired += repaired
 
-    def _read_from(self, store: Store, block: BlockRead, buffer: Bytes1D) -> None:
+    def _read_from(self, store: Store, block: BlockRead) -> None:
         index = self._indexes[block.part]
-        size = index.files[block.file].size
-        begin, end = block_range(block.block, size)
-        reader = self._reader(store, block.part, block.file)
-        got = reader.read_into(buffer.data, begin)
-        data = buffer[: min(got, end - begin)]
-        if data.size < end - begin:
-            check_block(index, block.file, block.block, data.data)  # raises: the file is shorter
-        # Scattering first leaves the bytes in cache for the hash. Nothing is handed on before it.
-        for copy_out, destination in block.copies:
-            for move in copy_out.clip(begin, end):
-                move.shifted(source=-begin).apply(data, destination.data)
-        if self._verify:
-            self._check(index, block, data)
+        begin, end = block_range(block.block, index.files[block.file].size)
+        buffer, got = self._taken_early(block.key) or self._filled(store, block.key)
+        try:
+            data = buffer[: min(got, end - begin)]
+            if data.size < end - begin:
+                check_block(index, block.file, block.block, data.data)  # raises: the file is shorter
+            # Scattering first leaves the bytes in cache for the hash. Nothing is handed on before it.
+            for copy_out, destination in block.copies:
+                for move in copy_out.clip(begin, end):
+                    move.shifted(source=-begin).apply(data, destination.data)
+            if self._verify:
+                self._check(index, block, data)
+        finally:
+            self._give_back(buffer)
         with self._lock:
             self.stats.bytes_read += data.size
+
+    def _read_early(self, key: BlockKey) -> tuple[Bytes1D, int]:
+        return self._filled(next(iter(self._stores)), key)
+
+    def _taken_early(self, key: BlockKey) -> tuple[Bytes1D, int] | None:
+        """What was read ahead of a block, once: a second reading is from another copy.
+
+        Blocks: until it is read.
+        """
+        early = self._early.pop(key, None)
+        return early.result() if early is not None and early.exception() is None else None
+
+    def _filled(self, store: Store, key: BlockKey) -> tuple[Bytes1D, int]:
+        """A buffer with a block in it, and how many bytes there were."""
+        part, file, block = key
+        begin, _ = block_range(block, self._indexes[part].files[file].size)
+        reader = self._reader(store, part, file)
+        buffer = self._free_buffer()
+        try:
+            return buffer, reader.read_into(buffer.data, begin)
+        except BaseException:
+            self._give_back(buffer)
+            raise
+
+    def _free_buffer(self) -> Bytes1D:
+        with self._lock:
+            if self._buffers:
+                return self._buffers.pop()
+            self._num_buffers += 1
+        return region(BLOCK)
+
+    def _give_back(self, buffer: Bytes1D) -> None:
+        """One for each reader is kept; those beyond were for what is read ahead."""
+        with self._lock:
+            if self._num_buffers > self._threads:
+                self._num_buffers -= 1
+            else:
+                self._buffers.append(buffer)
 
     def _check(self, index: PartIndex, block: BlockRead, data: Bytes1D) -> None:
         started = time.thread_time()
@@ -271,8 +351,12 @@ class BlockPipeline:
                 index = self._indexes[part]
                 name = data_name(part, index.save.attempt, file)
                 reader = store.open_part(self._folder, name, ahead=False)  # only what is needed
+                try:
+                    check_size(name, reader.size, index.files[file].size)
+                except CorruptError:
+                    reader.close()
+                    raise
                 self._readers[key] = reader
-                check_size(name, reader.size, index.files[file].size)
             return self._readers[key]
 
     def _as_corrupt(self, error: HoldfastError, block: BlockRead) -> CorruptError:
@@ -289,3 +373,14 @@ class BlockPipeline:
         )
         found.__cause__ = error
         return found
+
+
+def _blocks_in(indexes: dict[int, PartIndex]) -> Iterator[BlockKey]:
+    """Every block of some parts, the first of each file first."""
+    files = [
+        (part, file, -(-one.size // BLOCK))
+        for part, index in indexes.items()
+        for file, one in enumerate(index.files)
+    ]
+    for block in range(max((blocks for _, _, blocks in files), default=0)):
+        yield from ((part, file, block) for part, file, blocks in files if block < blocks)
