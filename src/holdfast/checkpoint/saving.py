@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import wait
@@ -46,9 +47,9 @@ from holdfast.format import (
 )
 from holdfast.vault import Crew
 
-_TELLS: Final = 4
-"""How often the writer is told what has filled up. Woken for every few blocks it takes processors from the
-copying: measured on two cores, 0.145 s blocked instead of 0.124, and durable no sooner."""
+_UNTOLD: Final = 0.75
+"""The share of a state that fills up before the writer is told. Awake it takes processors from the copying:
+measured on two cores, 0.124 s blocked when told of every quarter, 0.113 s so, and durable as soon."""
 _MOST_UNTOLD: Final = 128
 """Blocks that fill up before it is told in any case."""
 
@@ -272,7 +273,7 @@ class Capture:
         self._done = [False] * len(plan.blocks)
         self._whole = 0
         self._told = 0
-        self._tell = min(_MOST_UNTOLD, -(-len(plan.blocks) // _TELLS))
+        self._tell = min(_MOST_UNTOLD, math.ceil(_UNTOLD * len(plan.blocks)))
         self._lock = threading.Lock()
 
     def run(self, crew: Crew, helpers: int) -> None:
