@@ -132,10 +132,11 @@ def test_what_status_says_of_rare_states(capsys: pytest.CaptureFixture[str]) -> 
     assert re.search(r"^ +1  bbbbbbbb  vacant +-  - +-  out of sync$", shown, re.MULTILINE)
     assert "standby: spare" in shown
     assert "1 key (2.0 KiB), 3 sessions, 0 watches, 1,234 records written" in shown
-    overview.say(_overview(finished=True, stop=Stop(2, 40)))
+    overview.say(_overview(finished=True, stop=Stop(2, 40), sessions=1, watches=1, records=1))
     shown = capsys.readouterr().out
     assert "finished in generation 2" in shown
     assert "stop 2 at step 40: no reason given" in shown
+    assert "1 key (2.0 KiB), 1 session, 1 watch, 1 record written" in shown
 
 
 def test_many_missing_are_ranges_and_the_longest_wait_comes_first(capsys: pytest.CaptureFixture[str]) -> None:

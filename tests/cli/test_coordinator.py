@@ -81,7 +81,7 @@ def test_killed_it_comes_back_with_its_keys_and_its_token(tmp_path: Path) -> Non
     [
         (("--bind", "tcp://0.0.0.0:0", "--no-token"), "without a token"),
         (("--bind", "nowhere"), "'nowhere' is no address to listen at"),
-        (("--min-size", "5", "--max-size", "4"), "min_size=5"),
+        (("--min-size", "5", "--max-size", "4"), "--min-size 5"),
         (("--token-file", "/nonexistent/token"), "cannot read the token in /nonexistent/token"),
     ],
 )

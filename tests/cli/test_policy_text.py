@@ -77,13 +77,22 @@ def test_rules_keep_their_words_and_order() -> None:
         ("__import__('os')", "there is no rule '__import__'"),
         ("(lambda: latest(3))()", "is not a rule"),
         ("[latest(3) for x in y]", "is not a rule"),
-        ("latest(3) " * 300, "at most 2000 are read"),
+        ("latest(3) " * 300, "at most 2,000 are read"),
         ("(" * 900, "cannot read the policy"),
     ],
 )
 def test_what_is_refused(text: str, complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
+    with pytest.raises(UsageError, match=complaint) as caught:
         parsed(text)
+    assert caught.value.hint is not None
+
+
+@pytest.mark.parametrize("text", ["0", "latest(0)", "within(0)", "every(0)", "best(0, 'loss')"])
+def test_a_rule_that_keeps_nothing_is_refused_with_the_rules_that_there_are(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parsed(text)
+    assert caught.value.hint is not None
+    assert "latest(3)" in caught.value.hint
 
 
 def test_a_near_miss_is_pointed_out() -> None:

@@ -14,11 +14,13 @@ import termios
 from fcntl import ioctl
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import holdfast as package
 from holdfast.checkpoint import steps
-from holdfast.cli import main
+from holdfast.cli import main, treefile
+from holdfast.errors import FormatError, HoldfastError, TransferError, UsageError
 from holdfast.storage import Files, LocalStore
 from tests.cli.saved import holdfast, manifest_path, save, tree
 
@@ -112,7 +114,42 @@ def test_an_operating_system_error_names_the_path(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Files, "is_file", refused)
     done = holdfast("ckpt", "show", path)
     assert done.exit_code == 2
-    assert done.stderr == f"error: {manifest_path(path, 1)}: Permission denied\n"
+    assert done.stderr == (
+        f"error: {manifest_path(path, 1)}: Permission denied\n\nhint: check the owner and mode of the path\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (UsageError("a mistake"), "see 'holdfast ckpt show --help'"),
+        (
+            FormatError("odd bytes"),
+            "the file is damaged, cut off or of another kind; copy it or make it again",
+        ),
+        (TransferError("no luck"), "set HOLDFAST_DEBUG=1 to see where it comes from"),
+        (TransferError("no luck", hint="try again"), "try again"),
+    ],
+)
+def test_no_error_is_without_a_hint(
+    error: HoldfastError, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(store: object) -> list[int]:
+        raise error
+
+    monkeypatch.setattr("holdfast.cli.folder.committed_steps", failing)
+    done = holdfast("ckpt", "show", tmp_path)
+    assert (done.exit_code, done.stderr) == (2, f"error: {error.message}\n\nhint: {hint}\n")
+
+
+def test_a_file_that_is_cut_off_has_a_hint(tmp_path: Path) -> None:
+    whole = tmp_path / "model.safetensors"
+    treefile.write(str(whole), {"w": np.ones(64)})
+    whole.write_bytes(whole.read_bytes()[:-9])
+    for words in (("transfer", "serve", whole), ("hub", "show", whole), ("hub", "show", tmp_path)):
+        done = holdfast(*words)
+        assert done.exit_code == 2
+        assert re.search(r"\n\nhint: .*(cut off|truncated|download|copy)", done.stderr), done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")

@@ -90,3 +90,12 @@ def test_spare_columns_make_room_for_what_folds(
     assert ("SPARE" in lines[0]) is spare
     assert "one two three four" in lines[1]
     assert max(map(len, lines)) <= width
+
+
+def test_counts() -> None:
+    assert [terminal.count(number, "step") for number in (0, 1, 2_000)] == [
+        "0 steps",
+        "1 step",
+        "2,000 steps",
+    ]
+    assert [terminal.count(number, "watch", "watches") for number in (1, 2)] == ["1 watch", "2 watches"]

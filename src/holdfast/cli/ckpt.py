@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli.on_disk import Anywhere
 from holdfast.clock import REAL, Clock
 
 _STEP = click.IntRange(min=0)
+_PLACE = Anywhere()
 _json = click.option("--json", "json_", is_flag=True, help="Print one JSON object instead of a table.")
 
 
@@ -27,7 +29,7 @@ def _now(context: click.Context) -> float:
 
 
 @ckpt.command("ls")
-@click.argument("path")
+@click.argument("path", type=_PLACE)
 @_json
 @click.pass_context
 def list_steps(context: click.Context, path: str, json_: bool) -> None:
@@ -54,7 +56,7 @@ def list_steps(context: click.Context, path: str, json_: bool) -> None:
 
 
 @ckpt.command()
-@click.argument("path")
+@click.argument("path", type=_PLACE)
 @click.argument("step", type=_STEP, required=False)
 @click.option(
     "--arrays",
@@ -89,7 +91,7 @@ def show(context: click.Context, path: str, step: int | None, patterns: tuple[st
 
 
 @ckpt.command()
-@click.argument("path")
+@click.argument("path", type=_PLACE)
 @click.argument("step", type=_STEP, required=False)
 @click.option("--all", "all_", is_flag=True, help="Verify every step in PATH.")
 @_json
@@ -127,8 +129,8 @@ def verify(context: click.Context, path: str, step: int | None, all_: bool, json
 
 
 @ckpt.command()
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", type=_PLACE)
+@click.argument("b", type=_PLACE)
 @click.option("--step-a", type=_STEP, help="Step of A (default: its newest).")
 @click.option("--step-b", type=_STEP, help="Step of B (default: its newest).")
 @click.option(
@@ -167,7 +169,7 @@ def diff(
 
 
 @ckpt.command()
-@click.argument("path")
+@click.argument("path", type=_PLACE)
 @click.option("--keep", required=True, metavar="POLICY", help="Which steps stay; see above.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed; remove nothing.")
 @_json

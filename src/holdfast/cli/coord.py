@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import click
 
-from holdfast.cli.on_disk import OnDisk
+from holdfast.cli.on_disk import FILE, OnDisk
 
 if TYPE_CHECKING:
     from holdfast.coord import CoordClient
@@ -28,6 +28,7 @@ _timeout = click.option(
 )
 _token_file = click.option(
     "--token-file",
+    type=FILE,
     metavar="FILE",
     envvar="HOLDFAST_TOKEN_FILE",
     help="The run's token. [default: HOLDFAST_TOKEN_FILE]",
@@ -108,10 +109,15 @@ def _settings_options() -> list[click.Option]:
 @click.option(
     "--bind", metavar="ADDRESS", multiple=True, help="tcp://HOST:PORT or unix:/path; may be repeated."
 )
-@click.option("--discovery", metavar="FILE", help="Says where it is. [default: FOLDER/address]")
-@click.option("--token-file", metavar="FILE", help="The run's token. [default: FOLDER/token, made if absent]")
+@click.option("--discovery", type=FILE, metavar="FILE", help="Says where it is. [default: FOLDER/address]")
+@click.option(
+    "--token-file",
+    type=FILE,
+    metavar="FILE",
+    help="The run's token. [default: FOLDER/token, made if absent]",
+)
 @click.option("--no-token", is_flag=True, help="Let in whoever reaches it; loopback and Unix sockets only.")
-@click.option("--journal", metavar="FOLDER", help="The journal of the run.")
+@click.option("--journal", type=FILE, metavar="FOLDER", help="The journal of the run.")
 @click.option("--json", "json_", is_flag=True, help="Say where it is as one JSON object.")
 @click.pass_context
 def coordinator(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.on_disk import OnDisk
+from holdfast.cli.on_disk import FILE, OnDisk
 
 if TYPE_CHECKING:
     from holdfast.train.data.inspection import Overview
@@ -24,7 +24,13 @@ def data() -> None:
 
 
 @data.command()
-@click.argument("inputs", nargs=-1, required=True, metavar="IN...")
+@click.argument(
+    "inputs",
+    type=OnDisk("text is read from a disk; copy it there first", reads=True),
+    nargs=-1,
+    required=True,
+    metavar="IN...",
+)
 @click.option(
     "--out",
     type=OnDisk("token sets are mapped into memory; build it on a disk, and copy the three files"),
@@ -34,6 +40,7 @@ def data() -> None:
 )
 @click.option(
     "--tokenizer",
+    type=FILE,
     default="byte",
     show_default=True,
     metavar="NAME",
@@ -89,7 +96,7 @@ def build(inputs: tuple[str, ...], out: str, force: bool, no_eod: bool, json_: b
 
 
 @data.command()
-@click.argument("prefix")
+@click.argument("prefix", type=OnDisk("token sets are mapped into memory; copy the three files to a disk"))
 @click.option("--verify", is_flag=True, help="Read every token, and check it against the digests.")
 @click.option(
     "--documents",
@@ -99,7 +106,7 @@ def build(inputs: tuple[str, ...], out: str, force: bool, no_eod: bool, json_: b
     metavar="N",
     help="Show how the first N documents begin.",
 )
-@click.option("--tokenizer", metavar="PATH", help="The tokenizer.json to read them with.")
+@click.option("--tokenizer", type=FILE, metavar="PATH", help="The tokenizer.json to read them with.")
 @_json
 def show(prefix: str, verify: bool, shown: int, tokenizer: str | None, json_: bool) -> None:
     """Show what the token set PREFIX holds.

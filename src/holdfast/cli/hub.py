@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from holdfast.cli.on_disk import FILE, Anywhere
 from holdfast.cli.settings import SettingsCommand
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def hub() -> None:
 
 
 @hub.command()
-@click.argument("place")
+@click.argument("place", type=Anywhere(reads=True))
 @click.option(
     "--tensors",
     "patterns",
@@ -89,7 +90,7 @@ def _summary(found: Repository) -> str:
 
 
 @hub.command(cls=SettingsCommand)
-@click.argument("place")
+@click.argument("place", type=Anywhere(reads=True))
 @click.argument("recipe", required=False)
 @click.argument("settings", nargs=-1, metavar="[SETTING=VALUE]...")
 @click.option("--verify", is_flag=True, help="Also read files whose SHA-256 is known, and compare it.")
@@ -164,13 +165,14 @@ def _fit(place: str, found: Repository, recipe: str, settings: tuple[str, ...]) 
 
 
 @hub.command()
-@click.argument("source")
-@click.argument("folder")
+@click.argument("source", type=Anywhere())
+@click.argument("folder", type=Anywhere())
 @click.option("--step", type=_STEP, help="Which step of SOURCE (default: its newest).")
 @click.option("--dtype", metavar="DTYPE", help="Convert all values, such as to bfloat16 (or bf16).")
 @click.option(
     "--mapping",
     "file",
+    type=FILE,
     metavar="FILE.json",
     help="Rules for a checkpoint that `holdfast train` did not make.",
 )

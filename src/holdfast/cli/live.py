@@ -103,7 +103,7 @@ class Display:
                 self._missing += 1
                 return
             if self._missing:
-                self._lines.append((self._screen.say, f"({self._missing} lines are missing here)"))
+                self._lines.append((self._screen.say, _gap(self._missing)))
                 self._missing = 0
             self._lines.append((show, text))
             self._changed.notify()
@@ -137,6 +137,12 @@ class Display:
                 shown = self._shown
                 self._thread.join(_STUCK_S)
         self.stuck = self._thread.is_alive()
+
+
+def _gap(missing: int) -> str:
+    from holdfast.cli.terminal import count
+
+    return f"({count(missing, 'line')} {'is' if missing == 1 else 'are'} missing here)"
 
 
 @final

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from holdfast.cli.on_disk import Anywhere, OnDisk
+
 if TYPE_CHECKING:
     from holdfast.checkpoint.foreign import MoveReport
 
@@ -35,8 +37,10 @@ _memory = click.option(
 
 
 @click.command("import")
-@click.argument("source")
-@click.argument("target")
+@click.argument(
+    "source", type=OnDisk("copy the checkpoint to a local disk first, then import it", reads=True)
+)
+@click.argument("target", type=Anywhere())
 @click.option(
     "--step", type=_STEP, help="Which step of SOURCE (default: its newest), or the number to give it."
 )
@@ -99,8 +103,8 @@ def import_step(
 
 
 @click.command("export")
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", type=Anywhere())
+@click.argument("target", type=OnDisk("export to a local disk, then copy the folder"))
 @click.option(
     "--format",
     "format_",

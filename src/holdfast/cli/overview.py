@@ -29,7 +29,8 @@ def say(seen: Overview) -> None:
         say_waits(seen, indent=2)
     terminal.say(
         f"\n{terminal.count(seen.keys, 'key')} ({terminal.size(seen.key_bytes)}), "
-        f"{terminal.count(seen.sessions, 'session')}, {seen.watches:,} watches, "
+        f"{terminal.count(seen.sessions, 'session')}, "
+        f"{terminal.count(seen.watches, 'watch', 'watches')}, "
         f"{terminal.count(seen.records, 'record')} written"
     )
 

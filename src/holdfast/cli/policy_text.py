@@ -48,7 +48,7 @@ class Rule(NamedTuple):
 def parsed(text: str) -> list[Rule]:
     """The rules that `text` joins with `|`. Fails: UsageError."""
     if len(text) > _MOST:
-        raise UsageError(f"a policy of {len(text)} characters; at most {_MOST} are read")
+        raise UsageError(f"a policy of {len(text):,} characters; at most {_MOST:,} are read", hint=_HINT)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the parser's, about code that is refused below anyway
@@ -74,7 +74,7 @@ def _terms(node: ast.expr) -> list[ast.expr]:
 def _rule(node: ast.expr) -> Rule:
     text = ast.unparse(node)
     if isinstance(node, ast.Constant) and type(node.value) is int:
-        return Rule(f"latest({node.value})", latest(node.value))  # as in Checkpointer(keep=3)
+        return Rule(f"latest({node.value})", _made(latest, node.value))  # as in Checkpointer(keep=3)
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         raise UsageError(f"{text!r} is not a rule", hint=_HINT)
     name = node.func.id
@@ -98,7 +98,14 @@ def _called(rule: Callable[..., Policy], node: ast.Call, text: str) -> Policy:
         if type(value) not in _TYPES[name]:
             wanted = " or ".join(kind.__name__ for kind in _TYPES[name])
             raise UsageError(f"{text}: {name} is {value!r}, not {wanted}", hint=_HINT)
-    return rule(*values, **named)
+    return _made(rule, *values, **named)
+
+
+def _made(rule: Callable[..., Policy], *values: Any, **named: Any) -> Policy:
+    try:
+        return rule(*values, **named)
+    except UsageError as error:
+        raise UsageError(error.message, hint=error.hint or _HINT) from None
 
 
 def _literal(node: ast.expr, text: str) -> Any:

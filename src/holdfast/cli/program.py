@@ -22,12 +22,13 @@ from holdfast.cli.data import data
 from holdfast.cli.hub import hub
 from holdfast.cli.launch import launch, resize
 from holdfast.cli.moving import export_step, import_step
+from holdfast.cli.option_names import in_options
 from holdfast.cli.plan import plan
 from holdfast.cli.status import status
 from holdfast.cli.sums import sums
 from holdfast.cli.train import train
 from holdfast.cli.transfer import transfer
-from holdfast.errors import HoldfastError
+from holdfast.errors import FormatError, HoldfastError, StorageError, UsageError
 
 ERROR: Final = 2
 INTERRUPTED: Final = 130
@@ -75,15 +76,25 @@ class Program(click.Group):
             click.echo(no_args.format_message(), err=True)
             return ERROR
         except Exception as error:
-            return _failed(error)
+            return _failed(error, *self._asked(args, name))
         return 0
 
+    def _asked(self, args: list[str], name: str) -> tuple[click.Command, str]:
+        """The command that the words ask for, and what a person types for it."""
+        command: click.Command = self
+        for word in args:
+            found = command.commands.get(word) if isinstance(command, click.Group) else None
+            if found is None:
+                break
+            command, name = found, f"{name} {word}"
+        return command, name
 
-def _failed(error: Exception) -> int:
+
+def _failed(error: Exception, command: click.Command, name: str) -> int:
     """Say what went wrong on stderr; the exit code."""
     if os.environ.get("HOLDFAST_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
-    message, hint = _explained(error)
+    message, hint = _explained(error, command, name)
     try:
         click.echo(f"error: {message}", err=True)
         if hint is not None:
@@ -93,11 +104,12 @@ def _failed(error: Exception) -> int:
     return ERROR
 
 
-def _explained(error: Exception) -> tuple[str, str | None]:
+def _explained(error: Exception, asked: click.Command, name: str) -> tuple[str, str | None]:
     from holdfast.cli.terminal import printable
 
     if isinstance(error, HoldfastError):
-        return printable(error.message), error.hint and printable(error.hint)
+        hint = error.hint or _usual_hint(error, name)
+        return printable(in_options(error.message, asked)), printable(in_options(hint, asked))
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx is not None else "holdfast"
         return _sentence(error.format_message()), f"see '{command} --help'"
@@ -105,12 +117,22 @@ def _explained(error: Exception) -> tuple[str, str | None]:
         return _sentence(error.format_message()), None
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename is not None else ""
-        return printable(f"{where}{error.strerror}"), None
+        usual = StorageError.from_os(error, doing="use", path=where)
+        return printable(f"{where}{error.strerror}"), usual.hint
     said = printable(str(error)) or "no message"
     return (
         f"unexpected {type(error).__name__}: {said}",
         "this is a bug in holdfast; set HOLDFAST_DEBUG=1 for the traceback",
     )
+
+
+def _usual_hint(error: HoldfastError, name: str) -> str:
+    """What to do about an error that does not say so itself."""
+    if isinstance(error, UsageError):
+        return f"see '{name} --help'"
+    if isinstance(error, FormatError):
+        return "the file is damaged, cut off or of another kind; copy it or make it again"
+    return "set HOLDFAST_DEBUG=1 to see where it comes from"
 
 
 def _sentence(text: str) -> str:

@@ -102,7 +102,7 @@ def _lease(store: Store, rank: int) -> Lease:
     except LeaseError as error:
         raise LeaseError(
             error.message,
-            hint="a live run removes old steps itself (Checkpointer's keep=); end it first, "
+            hint="a live run removes old steps itself, by its own policy; end it first, "
             "or use --dry-run to look without removing",
         ) from None
 

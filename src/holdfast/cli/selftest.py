@@ -127,7 +127,10 @@ def _measured(address: str, transport: str, sent: _Tree, rounds: int) -> list[Ro
 def _compare(found: _Tree, sent: _Tree, transport: str) -> None:
     wrong = [name for name in sent if not np.array_equal(found[name], sent[name])]
     if wrong:
-        raise IntegrityError(f"{transport}: other bytes came than were sent, in {', '.join(wrong[:5])}")
+        raise IntegrityError(
+            f"{transport}: other bytes came than were sent, in {', '.join(wrong[:5])}",
+            hint="the memory or the network of this machine alters what it carries; test them",
+        )
 
 
 def _tree(nbytes: int, num_arrays: int) -> _Tree:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from holdfast.cli.on_disk import RUNS
+from holdfast.cli.on_disk import RUNS, local, reached, refused
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,31 +40,63 @@ def status(run: str | None, folder: str, as_json: bool, follow: bool) -> None:
 
 
 def run_folder(folder: Path, run: str | None) -> Path:
-    """The folder of a run; of the last one if none is named. Fails: UsageError."""
+    """The folder of a run; of the last one if none is named. Fails: UsageError, StorageError."""
     from holdfast.supervise.status import STATUS_FILE
 
     if run is not None:
         # A path is fine as well, as the shell completes it.
-        place = Path(run) if "/" in run and Path(run).is_dir() else folder / run
-        if (place / STATUS_FILE).exists():
+        run = local(run)
+        place = Path(run) if "/" in run and os.path.isdir(run) else folder / run
+        reached(str(place))
+        if os.path.exists(place / STATUS_FILE):
             return place
-        if place.is_dir():
+        if os.path.isdir(place):
             raise UsageError(
                 f"{place} was not launched: there is no status of it",
                 hint=f"what it has done is in {place}/journal.jsonl, and in metrics.jsonl of a `holdfast "
                 f"train`; `holdfast ckpt ls {place}/ckpt` shows what is saved",
             )
-        there = sorted(one.parent.name for one in folder.glob(f"*/{STATUS_FILE}"))
+        if "/" in run:
+            reached(run)
+        there = sorted(one.name for one in _launched(folder))
         raise UsageError(
             f"there is no run {run!r} in {folder}",
             hint=f"there are {', '.join(there)}" if there else "`holdfast launch --run NAME` starts one",
         )
-    found = sorted(folder.glob(f"*/{STATUS_FILE}"), key=lambda path: path.stat().st_mtime)
+    found = _launched(folder)
     if not found:
         raise UsageError(
             f"there is no run in {folder}", hint="`holdfast launch` starts one; --folder says where to look"
         )
-    return found[-1].parent
+    return found[-1]
+
+
+def _launched(folder: Path) -> list[Path]:
+    """The folders of runs in `folder`, the one whose status changed last at the end.
+
+    Those that may not be entered are passed over. Fails: StorageError if there are no others.
+    """
+    from holdfast.supervise.status import STATUS_FILE
+
+    try:
+        places = [folder / name for name in os.listdir(folder)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise refused(error, doing="list", path=str(folder)) from error
+    found: list[tuple[float, Path]] = []
+    closed: dict[Path, OSError] = {}
+    for place in places:
+        try:
+            found.append((os.stat(place / STATUS_FILE).st_mtime, place))
+        except PermissionError as error:
+            closed[place] = error
+        except OSError:
+            pass  # no run, or not one that was launched
+    if closed and not found:
+        place = min(closed)
+        raise refused(closed[place], doing="look into", path=str(place)) from closed[place]
+    return [place for _, place in sorted(found)]
 
 
 def read_status(place: Path) -> tuple[RunStatus | None, bool]:
@@ -78,7 +110,10 @@ def read_status(place: Path) -> tuple[RunStatus | None, bool]:
     except FileNotFoundError:
         return None, False
     except msgspec.MsgspecError as error:
-        raise UsageError(f"{place / STATUS_FILE} is no status of a run: {error}") from error
+        raise UsageError(
+            f"{place / STATUS_FILE} is no status of a run: {error}",
+            hint=f"it is damaged, or of another Holdfast; what the run did is in {place}/journal.jsonl",
+        ) from error
     return found, found.code is None and _is_launched(place)
 
 
@@ -90,7 +125,7 @@ def _is_launched(place: Path) -> bool:
 
     try:
         fd = os.open(place / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -104,7 +139,9 @@ def _is_launched(place: Path) -> bool:
 def _once(place: Path, show: Callable[[RunStatus, bool, bool], None]) -> int:
     found, live = read_status(place)
     if found is None:
-        raise UsageError(f"the run in {place} has said nothing yet")
+        raise UsageError(
+            f"the run in {place} has said nothing yet", hint="look again in a moment, or use --follow"
+        )
     show(found, live, False)
     return 0 if live or found.code == 0 else 1
 
@@ -131,7 +168,7 @@ def _show_json(found: RunStatus, live: bool, lines: bool) -> None:
 
 
 def _show(found: RunStatus, live: bool, lines: bool) -> None:
-    from holdfast.cli.terminal import Column, age, say, say_table
+    from holdfast.cli.terminal import Column, age, count, say, say_table
 
     old_s = max(0.0, time.time() - found.wall)
     when = f"live; it last changed {age(old_s)} ago" if live else f"as of {age(old_s)} ago"
@@ -151,8 +188,8 @@ def _show(found: RunStatus, live: bool, lines: bool) -> None:
     for node in found.nodes:
         marks = [word for word, on in (("lemon", node.lemon), ("spare", node.spare)) if on]
         marks += ["leaving"] if node.leaving else []
-        blames = f", blamed {node.blames} times" if node.blames else ""
-        say(f"node {node.node}: {', '.join([node.state, *marks])}, {node.seats} seats{blames}")
+        blames = f", blamed {count(node.blames, 'time')}" if node.blames else ""
+        say(f"node {node.node}: {', '.join([node.state, *marks])}, {count(node.seats, 'seat')}{blames}")
     for budget in found.budgets:
         allowed = f"of {budget.limit} allowed" if budget.limit else "(no limit)"
         say(f"budget of {budget.culprit}, {budget.cause}: {budget.used} used {allowed}")

@@ -224,9 +224,9 @@ def age(seconds: float) -> str:
     return text if seconds >= 0 else f"in {text}"
 
 
-def count(number: int, what: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def count(number: int, one: str, many: str = "") -> str:
+    """`1 step`, `2 steps`; `many` is a plural that is not `one` with an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def ranges(numbers: Iterable[int], between: str = ", ") -> str:

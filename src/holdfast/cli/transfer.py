@@ -7,11 +7,14 @@ from typing import Any, TypeVar
 
 import click
 
+from holdfast.cli.on_disk import FILE, Anywhere
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _json = click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 _token_file = click.option(
     "--token-file",
+    type=FILE,
     metavar="FILE",
     envvar="HOLDFAST_TOKEN_FILE",
     help="The run's token. [default: HOLDFAST_TOKEN_FILE]",
@@ -42,7 +45,7 @@ def transfer() -> None:
 
 
 @transfer.command()
-@click.argument("path")
+@click.argument("path", type=Anywhere(reads=True))
 @click.option(
     "--name", metavar="NAME", help="What to publish it as. [default: the name of the file or folder]"
 )
@@ -79,7 +82,7 @@ def serve(
 @transfer.command()
 @click.argument("addresses", metavar="ADDRESS...", nargs=-1, required=True)
 @click.argument("name")
-@click.option("--to", "file", metavar="FILE", help="A new .npz or .safetensors file for it.")
+@click.option("--to", "file", type=FILE, metavar="FILE", help="A new .npz or .safetensors file for it.")
 @click.option(
     "--version", type=click.IntRange(min=0), metavar="N", help="Wait for this one. [default: the newest]"
 )

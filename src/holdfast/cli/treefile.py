@@ -67,14 +67,18 @@ def _safetensors(path: str, advance: Callable[[int], None]) -> dict[str, NDArray
         odd = _odd_dtypes(path, metadata.get(_ODD, "{}"), tensors)
         unknown = sorted({one.dtype for one in tensors if one.dtype not in _DTYPES})
         if unknown:
-            raise FormatError(f"{path}: no array here can hold {', '.join(unknown)}")
+            raise FormatError(
+                f"{path}: no array here can hold {', '.join(unknown)}", hint="convert these tensors first"
+            )
         data = np.empty(size - start, np.uint8)
         view = data.data
         got = 0
         while got < len(view):
             more = os.preadv(file.fileno(), [view[got : got + _READ]], start + got)
             if not more:
-                raise FormatError(f"{path}: it became shorter while it was read")
+                raise FormatError(
+                    f"{path}: it became shorter while it was read", hint="wait until nobody writes to it"
+                )
             got += more
             advance(got)
     found = {}

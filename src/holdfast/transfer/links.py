@@ -109,7 +109,7 @@ def listen(text: str, *, sealed: bool) -> tuple[socket.socket, str]:
     if not where.is_loopback and not sealed:
         raise UsageError(
             f"refusing to listen at {text} without a token: whoever reaches it could read the arrays",
-            hint="give a token, the same to all endpoints of the run, or listen at 127.0.0.1",
+            hint="give a token (--token-file), the same to all endpoints of the run, or listen at 127.0.0.1",
         )
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -301,7 +301,7 @@ class Shelf:
             raise Absent(
                 f"version {version} of {name!r} is not there; there are: {have}",
                 ever=newest is None or version > newest,
-                hint="run with version=None for the newest, or publish with a larger keep=",
+                hint="ask for no version to have the newest, or keep more of them where it is published",
             )
 
     def versions(self, name: str) -> tuple[int, ...]:
