@@ -40,6 +40,14 @@ def test_a_file_url_is_the_path_that_it_names(tmp_path: Path) -> None:
     assert f"there is no run 'nope' in {tmp_path}" in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--from", "--init-from"])
+def test_a_run_begins_from_what_a_file_url_names(option: str, tmp_path: Path) -> None:
+    done = holdfast("train", "recipes.tiny", "--folder", str(tmp_path), option, f"file://{tmp_path}/no%20run")
+    assert done.exit_code == 2
+    assert f"{tmp_path}/no run" in done.stderr
+    assert "file:" not in done.stderr
+
+
 @pytest.mark.process
 def test_the_other_process_of_a_transfer_bench_ends_quietly_by_ctrl_c() -> None:
     words = [sys.executable, "-m", "holdfast.cli.selftest", "4096", "1"]

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
+from holdfast.checkpoint import Checkpointer
 from holdfast.cli.curves import chart, value_at
 from holdfast.errors import UsageError
 from holdfast.launch import LaunchSettings
@@ -150,6 +152,53 @@ def test_changed_settings_are_refused_before_anything_starts(tmp_path: Path) -> 
     assert (run / "config.json").read_text(encoding="utf-8") == tiny().to_json()
 
 
+def test_a_run_of_more_processes_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    run = tmp_path / "tiny"
+    run.mkdir()
+    (run / "processes").write_text("2\n", encoding="utf-8")
+    for more in ((), ("--replicas", "2")):
+        done = holdfast("train", "recipes.tiny", *more, "--folder", tmp_path)
+        assert done.exit_code == 2
+        assert "started with 2 processes in a replica, and now there is 1" in done.stderr
+        assert "--accept processes" in done.stderr
+    assert [path.name for path in run.iterdir()] == ["processes"]
+
+
+def test_what_has_no_effect_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[LaunchSettings] = []
+    monkeypatch.setattr("holdfast.cli.launch.keep_going", lambda settings, plain: launches.append(settings))
+    words = ("train", "recipes.tiny", "--replicas", "1", "--folder", tmp_path)
+    assert holdfast(*words).stderr == ""
+    unused = holdfast(*words, "--accept", "rate")
+    assert unused.stderr == "--accept rate has no effect: no setting differs that changes bits\n"
+    saved(tmp_path / "tiny" / "ckpt", 4)
+    gone = tmp_path / "gone"
+    effect = "has no effect: the run goes on from the steps that it has saved itself"
+    for option in ("--from", "--init-from"):
+        again = holdfast(*words, option, gone)
+        assert (again.exit_code, again.stderr) == (0, f"{option} {gone} {effect}\n")
+    (tmp_path / "tiny" / "config.json").write_text(tiny().to_json(), encoding="utf-8")
+    assert holdfast(*words, "seed=1", "--accept", "seed").stderr == ""
+    assert len(launches) == 5
+
+
+def test_a_damaged_manifest_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    run = tmp_path / "tiny"
+    saved(run / "ckpt", 4)
+    (run / "data.json").write_text("{", encoding="utf-8")
+    done = holdfast("train", "recipes.tiny", "--replicas", "1", "--folder", tmp_path)
+    assert done.exit_code == 2
+    assert f"{run / 'data.json'} is not the manifest of a stream" in done.stderr
+    assert "remove it to trust the data" in done.stderr
+    assert not (run / "start").exists()
+
+
+def saved(folder: Path, step: int) -> None:
+    """A step, of whatever."""
+    with Checkpointer(folder, journal=False) as kept:
+        kept.save(step, {"w": np.ones(3)}).durable(60.0)
+
+
 def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = [
@@ -174,6 +223,9 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "2 steps, 64 samples" in first.stderr
     again = holdfast(*words, "samples=128")
     assert "4 steps, 128 samples" in again.stderr
+    assert again.stdout.startswith(
+        f"goes on from step 2 (64 samples) in {tmp_path / 'elsewhere/mine/ckpt'}\n"
+    )
     folder = tmp_path / "elsewhere" / "mine"
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]

@@ -187,3 +187,30 @@ def test_no_run_keeps_64_bit_numbers() -> None:
         "model.param_dtype",
         "model.compute_dtype",
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "owners", "hint"),
+    [
+        (("mesh.fsdp=4",), (0, 0, 1, 1), "mesh.data=2 mesh.fsdp=2, mesh.zero=1, batch.lanes=0 (one world)"),
+        (("mesh.fsdp=4", "mesh.zero=1"), (0, 0, 1, 1), ""),
+        (("mesh.data=2", "mesh.fsdp=2"), (0, 0, 1, 1), ""),
+        (("mesh.fsdp=4", "batch.lanes=0"), (0, 0, 1, 1), ""),
+        (("mesh.fsdp=4",), (0, 0, 0, 0), ""),
+        # One box of each array for each process.
+        (("mesh.fsdp=4",), (0, 1, 2, 3), ""),
+        (("mesh.fsdp=2", "mesh.tensor=2"), (0, 0, 1, 1), "mesh.data=2 mesh.fsdp=1, mesh.zero=1,"),
+        # No other split of the copies helps, nor another zero: one sample is worked on by both processes.
+        (("mesh.tensor=4",), (0, 0, 1, 1), "batch.lanes=0 (one world) or --workers-per-replica 1"),
+    ],
+)
+def test_lanes_of_a_mesh_over_processes_can_be_summed(
+    settings: tuple[str, ...], owners: tuple[int, ...], hint: str
+) -> None:
+    config = tiny().override(["batch.micro=4", "model.num_kv_heads=4", *settings])
+    assert config.problems() == []
+    found = config.world_problems(owners)
+    assert [problem.setting for problem in found] == (["mesh"] if hint else [])
+    for problem in found:
+        assert "over 2 processes: of the sums of 8 lanes (batch.lanes) each would have" in problem.message
+        assert problem.hint.startswith(hint)

@@ -91,6 +91,54 @@ def test_a_step_is_in_the_file_before_its_state_is_saved(
     }
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(tiny("checkpoint.every=0"), id="lanes"),
+        pytest.param(recipe("one_world", "checkpoint.every=0", "samples=64"), id="one world"),
+    ],
+)
+def test_a_step_is_in_the_file_before_a_stop_saves_its_state(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under launch a run stops between two steps, where the loop does not know of it."""
+    boundary, save = Run._boundary, RunSaver.save
+    written: list[list[int]] = []
+
+    def stopping(self: Run) -> None:
+        boundary(self)
+        if self.step == 4:
+            self._end(stopped=True)
+            raise SystemExit(0)
+
+    def noting(self: RunSaver, *args: Any, **more: Any) -> None:
+        records = read_metrics(tmp_path / config.name / "metrics.jsonl")
+        written.append([one["step"] for one in records])
+        save(self, *args, **more)
+
+    monkeypatch.setattr(Run, "_boundary", stopping)
+    monkeypatch.setattr(RunSaver, "save", noting)
+    with pytest.raises(SystemExit):
+        train(config, tmp_path)
+    assert written == [[0, 1, 2, 3]]
+    (loss,) = [one["loss"] for one in metadata(tmp_path / config.name).values()]
+    assert loss == read_metrics(tmp_path / config.name / "metrics.jsonl")[3]["loss"]
+
+
+def test_steps_that_are_not_saved_wait_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[int] = []
+    flush = Reporter.flush
+
+    def counted(self: Reporter) -> None:
+        flushed.append(self.last.get("step", -1))
+        flush(self)
+
+    monkeypatch.setattr(Reporter, "flush", counted)
+    train(tiny("checkpoint.every=0"), tmp_path)
+    # Before what a size of batch needs is made ready; before the last state is saved, and after.
+    assert set(flushed) == {-1, 6, 7}
+
+
 def test_the_held_out_loss_is_in_the_checkpoint_of_the_state_it_was_measured_on(tmp_path: Path) -> None:
     config = tiny(
         "samples=48", "checkpoint.every=1", "checkpoint.keep=0", "evaluation.every=2", "evaluation.samples=8"

@@ -114,6 +114,16 @@ def test_no_process_of_a_world_is_left_without_devices(
         MeshConfig(**mesh).build()
 
 
+def test_which_boxes_each_process_has() -> None:
+    owners = (0, 0, 1, 1)
+    assert MeshConfig(data=2, fsdp=2).boxes(("fsdp", None), owners) == [{(0,), (1,)}] * 2
+    assert MeshConfig(fsdp=4).boxes(("fsdp",), owners) == [{(0,), (1,)}, {(2,), (3,)}]
+    assert MeshConfig(fsdp=4).boxes((None,), owners) == [{()}] * 2
+    mesh = MeshConfig(fsdp=2, tensor=2)  # tensor innermost
+    assert mesh.boxes(("fsdp", "tensor"), owners) == [{(0, 0), (0, 1)}, {(1, 0), (1, 1)}]
+    assert mesh.boxes((("data", "fsdp"), None), owners) == [{(0, 0)}, {(0, 1)}]
+
+
 def test_too_few_devices_are_refused() -> None:
     with pytest.raises(ConfigError, match="16 devices, and here are 8"):
         MeshConfig(fsdp=16).build()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,10 +44,34 @@ def test_everything_of_a_run_is_in_its_folder(tmp_path: Path, capfd: pytest.Capt
     assert [line.split("  ")[0] for line in lines] == ["step 1/6", "step 2/6", "step 4/6", "step 6/6"]
 
 
+def test_a_run_says_where_it_begins_and_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def said(config: TrainConfig, **options: Any) -> str:
+        train(config, tmp_path, **options)
+        first, *lines = capfd.readouterr().out.splitlines()
+        assert not [line for line in lines if not line.startswith("step ")]
+        return first
+
+    cut, whole = tiny("samples=32", "rate.decay=64"), tiny("rate.decay=64")
+    folder = tmp_path / "tiny"
+    assert said(cut) == "begins at step 0 (0 samples) with a new state"
+    assert said(whole) == f"goes on from step 4 (32 samples) in {folder / 'ckpt'}"
+    assert said(whole) == f"is at its end, step 8 (64 samples) in {folder / 'ckpt'}"
+    parts = "params, opt, rng, data"
+    forked = said(whole, name="fork", source=str(folder), step=6)
+    assert forked == f"begins at step 6 (48 samples) with {parts} of step 6 in {folder}"
+    tuned = said(cut, name="tuned", source=str(folder), finetune=True)
+    assert tuned == f"begins at step 0 (0 samples) with params of step 8 in {folder}"
+    # With steps of its own it takes over nothing.
+    assert said(cut, name="tuned", source=str(folder), finetune=True) == (
+        f"is at its end, step 4 (32 samples) in {tmp_path / 'tuned' / 'ckpt'}"
+    )
+
+
 def test_a_bar_on_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with quick_programs():
         run_training(recipe("tiny"), RunOptions(folder=str(tmp_path), progress=True))
     shown = capfd.readouterr()
+    assert "begins at step 0 (0 samples)" in shown.out
     assert "step 6/6" in shown.err
     assert "step 6/6" not in shown.out
 

@@ -15,6 +15,7 @@ from holdfast.journal import RunRestored, StepPruned, read
 from holdfast.train.loop import Loop
 from holdfast.train.metrics import read_metrics
 from holdfast.train.program import Outcome
+from tests.train.recipes import recipe
 from tests.train.runs import last_state, train
 from tests.train.tiny import tiny
 
@@ -127,6 +128,28 @@ def test_a_pinned_step_stays_until_it_is_not(tmp_path: Path, whole: Outcome) -> 
     with Checkpointer(folder / "ckpt", journal=False, keep=1) as kept:
         kept.unpin(3)
         assert kept.prune() == [3]
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_step_before_another_batch_size_stays_as_any_other(
+    pinned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the guide has it: `keep` counts it, and a pin keeps it, also while the run is live."""
+    config = recipe("small", "checkpoint.every=1", "checkpoint.keep=2")
+    folder, change, total = tmp_path / config.name, config.batches.changes()[0].step, config.total_steps
+    assert change + 2 < total
+    step = Loop._step
+
+    def pinning(self: Loop, one: Any, state: Any) -> Any:
+        if pinned and one.index == change:
+            self._run._settle(60.0)
+            with Checkpointer(folder / "ckpt", journal=False) as kept:
+                kept.pin(change)
+        return step(self, one, state)
+
+    monkeypatch.setattr(Loop, "_step", pinning)
+    train(config, tmp_path)
+    assert steps(folder) == [*([change] if pinned else []), total - 1, total]
 
 
 def test_the_rules_of_prune_find_what_they_go_by(tmp_path: Path) -> None:

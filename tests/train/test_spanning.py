@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import Checkpointer
+from holdfast.errors import UsageError
 from holdfast.journal import Record, RunRestored, SaveDurable
 from holdfast.supervise.processes import end_marked
 from holdfast.testing.launched import LaunchedRun
@@ -177,6 +178,29 @@ def test_all_are_killed_and_the_next_launch_goes_on_from_the_disk(calm: Calm, tm
         assert run.wait(100.0) == 0, run.tail()
     assert restored(run) == [(0, "init")] * PROCESSES + [(SAVED, "disk")] * PROCESSES
     assert_same(ended(run.folder), expected)
+
+
+def test_as_many_processes_go_on_and_no_other_number(calm: Calm) -> None:
+    folder, _ = calm("data across")
+    config = SHAPES["data across"].config
+    assert (folder / "run" / "processes").read_text(encoding="utf-8") == f"{PROCESSES}\n"
+    with pytest.raises(UsageError, match="started with 2 processes in a replica, and now there is 1"):
+        train(config, folder, name="run")
+    assert (folder / "run" / "processes").read_text(encoding="utf-8") == f"{PROCESSES}\n"
+    (folder / "run" / "processes").write_text("1\n", encoding="utf-8")  # the other way round
+    with launched(config, folder) as run:
+        assert run.wait(100.0) == 78, run.tail()
+    assert "started with 1 process in a replica, and now there are 2" in run.tail()
+    (folder / "run" / "processes").write_text(f"{PROCESSES}\n", encoding="utf-8")
+
+
+def test_lanes_that_cannot_be_summed_are_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    config = SHAPES["lanes"].config.override(["mesh.data=1", "mesh.fsdp=4"])
+    with launched(config, tmp_path) as run:
+        assert run.wait(100.0) == 78, run.tail()
+    assert "mesh is data 1 x fsdp 4 x tensor 1 over 2 processes: of the sums of 4 lanes" in run.tail()
+    assert "mesh.data=2 mesh.fsdp=2" in run.tail()
+    assert not (run.folder / "bundles").exists()
 
 
 @pytest.mark.full

@@ -26,11 +26,14 @@ from holdfast.train.programs import Programs
 from holdfast.train.state import (
     CONFIG,
     DATA,
+    PROCESSES,
     RunOptions,
     bits_digest,
     compare_config,
     compare_data,
+    compare_processes,
     keep_start,
+    kept_manifest,
     taken_over,
 )
 from tests.train.data.sets import write_set
@@ -84,6 +87,36 @@ def test_another_mesh_changes_bits_and_is_refused_unless_accepted(tmp_path: Path
         compare_config(tmp_path, tiny("mesh.data=2"), ())
     assert "--accept mesh.data" in (caught.value.hint or "")
     assert compare_config(tmp_path, tiny("mesh.data=2"), ("mesh",))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (2, 1, "started with 2 processes in a replica, and now there is 1"),
+        (1, 2, "started with 1 process in a replica, and now there are 2"),
+    ],
+)
+def test_another_number_of_processes_is_refused_unless_accepted(
+    before: int, after: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not compare_processes(tmp_path, after, ())  # of a run that has not begun nothing is known
+    monkeypatch.setattr("jax.process_count", lambda: before)
+    keep(tmp_path, tiny())
+    assert not compare_processes(tmp_path, before, ())
+    with pytest.raises(UsageError, match=says) as caught:
+        compare_processes(tmp_path, after, ("mesh",))
+    hint = caught.value.hint or ""
+    assert f"--workers-per-replica {before}" in hint
+    assert "--accept processes" in hint
+    for accepted in ("processes", "all"):
+        assert not compare_config(tmp_path, tiny(), (accepted,))  # and it is a word that is known
+        assert compare_processes(tmp_path, after, (accepted,))
+
+
+def test_a_number_of_processes_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / PROCESSES).write_text("tw", encoding="utf-8")
+    with pytest.raises(UsageError, match="processes holds 'tw'"):
+        compare_processes(tmp_path, 1, ("all",))
 
 
 def test_no_accepting_makes_saved_arrays_fit_another_model(tmp_path: Path) -> None:
@@ -151,6 +184,9 @@ def test_options_that_make_no_sense() -> None:
         RunOptions(load=("params",), strict=False).check()
     with pytest.raises(UsageError, match="goes with the parameters that it is of"):
         RunOptions(source="runs/other", load=("opt", "rng")).check()
+    with pytest.raises(UsageError, match="--finetune and --load params,rng: the first takes over"):
+        RunOptions(source="runs/other", finetune=True, load=("params", "rng")).check()
+    RunOptions(source="runs/other", finetune=True, load=("params",)).check()
     RunOptions(source="runs/other", step=3, load=("params",), strict=False).check()
     assert RunOptions(finetune=True).parts == ("params",)
 
@@ -319,6 +355,31 @@ def test_data_of_the_same_lengths_and_other_tokens_is_refused(tmp_path: Path) ->
     assert begun.samples == 64
     write_set(words, documents(50))  # put back
     assert train(rest, tmp_path, name="cut").state == whole.state
+
+
+@pytest.mark.process
+def test_a_damaged_manifest_is_named_and_not_passed_over(tmp_path: Path) -> None:
+    config = tiny("samples=16", "rate.decay=64")
+    first = train(config, tmp_path)
+    path = first.folder / DATA
+    whole = path.read_bytes()
+    assert kept_manifest(first.folder) is not None
+    longer = tiny("rate.decay=64")
+    for damaged in (whole[:50], b"", b"{}", b"\xff" + whole):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"data\.json is not the manifest of a stream: ") as caught:
+            train(longer, tmp_path)
+        assert caught.value.file == str(path)
+        assert "put it back, or remove it" in (caught.value.hint or "")
+        assert path.read_bytes() == damaged
+    path.unlink()
+    assert kept_manifest(first.folder) is None
+    path.mkdir()
+    with pytest.raises(DataError, match=r"cannot read .*data\.json: Is a directory"):
+        kept_manifest(first.folder)
+    path.rmdir()
+    assert train(longer, tmp_path).steps == 8
+    assert path.exists()
 
 
 def test_only_what_has_been_read_is_compared(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from holdfast.cli.on_disk import RUNS
-from holdfast.cli.terminal import note
+from holdfast.cli.terminal import count, note
 from holdfast.errors import UsageError
 
 
@@ -98,8 +98,8 @@ def _doubts(command: tuple[str, ...], settings: Any) -> list[str]:
     if settings.replicas > settings.lanes:
         idle = settings.replicas - settings.lanes
         found.append(
-            f"a step has {settings.lanes} lanes for {settings.replicas} replicas: {idle} of them have "
-            f"nothing to compute; give --lanes {settings.replicas} or more"
+            f"a step has {count(settings.lanes, 'lane')} for {settings.replicas} replicas: {idle} of them "
+            f"{'has' if idle == 1 else 'have'} nothing to compute; give --lanes {settings.replicas} or more"
         )
     return found
 
@@ -181,4 +181,4 @@ def resize(run: str, replicas: int, folder: str) -> None:
         )
     there = {seat.replica for seat in status.seats if seat.state == "active"}
     leave_wish(place, replicas)
-    note(f"{run}: asked for {replicas} replicas (now {len(there)})")
+    note(f"{run}: asked for {count(replicas, 'replica')} (now {len(there)})")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.on_disk import RUNS
+from holdfast.cli.on_disk import RUNS, local
 from holdfast.cli.settings import SettingsCommand
 from holdfast.errors import UsageError
 
@@ -83,6 +83,7 @@ def needs_jax() -> None:
 
 def _alone(config: TrainConfig, options: dict[str, Any]) -> None:
     from holdfast.cli import readers
+    from holdfast.cli.terminal import count
     from holdfast.supervise.decisions import RETRY_CODE
     from holdfast.train import run_training
 
@@ -90,15 +91,12 @@ def _alone(config: TrainConfig, options: dict[str, Any]) -> None:
     _check_start(Path(options["folder"]) / (options["name"] or config.name), config, chosen)
     with readers.not_needed():
         outcome = run_training(config, chosen)
+        steps = count(outcome.steps, "step")
         if outcome.stopped:
-            print(
-                f"stopped after {outcome.steps:,} steps; the same command goes on from there", file=sys.stderr
-            )
+            print(f"stopped after {steps}; the same command goes on from there", file=sys.stderr)
             raise click.exceptions.Exit(RETRY_CODE)
         loss = "" if outcome.loss is None else f", loss {outcome.loss:.4f}"
-        print(
-            f"{outcome.steps:,} steps, {outcome.samples:,} samples{loss}: {outcome.folder}", file=sys.stderr
-        )
+        print(f"{steps}, {count(outcome.samples, 'sample')}{loss}: {outcome.folder}", file=sys.stderr)
 
 
 def _launched(config: TrainConfig, options: dict[str, Any]) -> None:
@@ -147,12 +145,31 @@ def _start_files(folder: Path, config: TrainConfig, options: RunOptions) -> dict
 
 def _check_start(folder: Path, config: TrainConfig, options: RunOptions) -> None:
     """Fails: UsageError, NoCheckpointError, for what each worker would refuse. Changes nothing in the run."""
-    from holdfast.train.state import checkpoint_folder, compare_config, has_steps
+    from holdfast.cli.terminal import note
+    from holdfast.train.state import (
+        checkpoint_folder,
+        compare_config,
+        compare_processes,
+        has_steps,
+        kept_manifest,
+    )
 
-    compare_config(folder, config, options.accept)
-    if options.source and not has_steps(folder, config):
+    changed = compare_config(folder, config, options.accept)
+    changed |= compare_processes(folder, 1, options.accept)
+    if options.accept and not changed and not config.optimizer.transformation:
+        # Of a named transformation the workers find out whether it has changed.
+        note(f"--accept {','.join(options.accept)} has no effect: no setting differs that changes bits")
+    if has_steps(folder, config):
+        kept_manifest(folder)
+        for option, given in (("--from", options.source), ("--init-from", options.weights)):
+            if given:
+                note(
+                    f"{option} {given} has no effect: the run goes on from the steps that it has saved itself"
+                )
+        return
+    if options.source:
         checkpoint_folder(options.source)
-    if options.weights and not has_steps(folder, config):
+    if options.weights:
         from holdfast.train.model.hub import check_weights
 
         check_weights(options.weights, config.model)
@@ -181,7 +198,7 @@ def _place(text: str) -> str:
     """A path as workers elsewhere find it; the URL of a store as it is."""
     from holdfast.storage import is_url
 
-    return text if not text or is_url(text) else str(Path(text).absolute())
+    return text if not text or is_url(text) else str(Path(local(text)).absolute())
 
 
 def _words(text: str) -> tuple[str, ...]:

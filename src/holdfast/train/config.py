@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import msgspec
@@ -16,6 +16,7 @@ from holdfast.train.mesh import MeshConfig
 from holdfast.train.model.config import ModelConfig
 from holdfast.train.optimizer import OptimizerConfig
 from holdfast.train.overrides import from_mapping, override
+from holdfast.train.parameters import parameters, split_of
 from holdfast.train.problems import Problem, at_least, refuse
 from holdfast.train.rates import RateConfig
 from holdfast.train.settings import CheckpointConfig, EvaluationConfig, LogConfig
@@ -138,6 +139,43 @@ class TrainConfig:
                 Problem("model.vocab_size", message, f"model.vocab_size={self.data.vocab_size} or more")
             )
         return found
+
+    def world_problems(self, owners: Sequence[int]) -> list[Problem]:
+        """Every mistake that shows once it is known to which process each device of the mesh belongs.
+
+        A worker adds lanes to the sum of all replicas by the array: of each it has one box, or all of them.
+        """
+        if not self.batch.lanes or self._lanes_fit(self.mesh, owners):
+            return []
+        mesh, copies = self.mesh, self.mesh.data * self.mesh.fsdp
+        others = [
+            replace(mesh, data=copies // fsdp, fsdp=fsdp)
+            for fsdp in range(mesh.fsdp - 1, 0, -1)
+            if copies % fsdp == 0
+        ]
+        hints = [
+            f"mesh.data={other.data} mesh.fsdp={other.fsdp}"
+            for other in others
+            if self._lanes_fit(other, owners)
+        ][:1]
+        if mesh.zero > 1 and self._lanes_fit(replace(mesh, zero=1), owners):
+            hints.append("mesh.zero=1")
+        processes = len(set(owners))
+        message = (
+            f"is data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor} over {processes} processes: of "
+            f"the sums of {self.batch.lanes} lanes (batch.lanes) each would have several parts, and not all"
+        )
+        hints += ["batch.lanes=0 (one world)", "--workers-per-replica 1"]
+        return [Problem("mesh", message, f"{', '.join(hints[:-1])} or {hints[-1]}")]
+
+    def _lanes_fit(self, mesh: MeshConfig, owners: Sequence[int]) -> bool:
+        """Whether every process has one box of each sum of gradients, or all of them."""
+        splits = {split_of(one, mesh, stored=mesh.zero >= 2) for one in parameters(self.model)}
+        return all(
+            len(mine) in (1, len(set().union(*held)))
+            for held in (mesh.boxes(split, owners) for split in splits)
+            for mine in held
+        )
 
     def _at_once(self) -> list[tuple[str, int]]:
         """How many samples go through the model together, by the setting that says so."""

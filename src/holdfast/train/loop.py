@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, final
 
@@ -26,6 +26,26 @@ from holdfast.train.reporting import Reporter
 from holdfast.train.state import State, bits_digest, cursor, ledger_of
 
 _CHECK: Final = "fingerprints"
+
+
+@final
+class Noted(Mapping[str, float]):
+    """The metrics of a step's checkpoint. They are found when they are read: by a save of that state."""
+
+    def __init__(self, find: Callable[[], dict[str, float]]) -> None:
+        self._find = find
+
+    def __bool__(self) -> bool:
+        return True  # whoever asks that has not begun to save
+
+    def __getitem__(self, name: str) -> float:
+        return self._find()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._find())
+
+    def __len__(self) -> int:
+        return len(self._find())
 
 
 @final
@@ -112,11 +132,9 @@ class Loop:
         self._reporter.step(numbers, found, leads=self._run.leads)
         save = config.checkpoint.at_batch_change and schedule.size_at(stop) != stop - start
         if save or self._saves_after(step.index + 1):
-            # What comes now is no part of the step. And whoever goes on from this state does not come back to
-            # the step: its line is to be there before that can be.
-            self._reporter.flush()
+            self._reporter.flush()  # what comes now is no part of the step
         self._compare(step.index, state)
-        step.done(state, self._noted(numbers), meta=self._meta(stop), save=save)
+        step.done(state, Noted(lambda: self._noted(numbers)), meta=self._meta(stop), save=save)
         return state
 
     # ---- the two ways to make a step
@@ -191,9 +209,13 @@ class Loop:
         return {**counted, "ledger": self._ledger.digest, **self._about}
 
     def _noted(self, numbers: dict[str, Any]) -> dict[str, float]:
-        """For retention by a metric: the newest loss that is there, which is this step's where its state is
-        saved, and the held-out loss of this very state. What is not finite is left out: no checkpoint is the
-        best by it, and metadata cannot hold it."""
+        """For retention by a metric: the loss of this step, and the held-out loss of its very state. What is
+        not finite is left out: no checkpoint is the best by it, and metadata cannot hold it.
+
+        Called where the state is about to be saved, also because the run stops or this worker leaves. Whoever
+        goes on from that state does not come back to the step: its line is to be there before that can be.
+        """
+        self._reporter.flush()
         found = {"loss": self._reporter.last.get("loss"), "eval_loss": numbers.get("eval_loss")}
         return {name: one for name, one in found.items() if one is not None and math.isfinite(one)}
 

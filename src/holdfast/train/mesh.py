@@ -119,6 +119,19 @@ class MeshConfig:
         sizes = ((DATA, self.data), (FSDP, self.fsdp), (TENSOR, self.tensor))
         return Rules(sizes, self.sequence_parallel and self.tensor > 1)
 
+    def boxes(self, split: Split, owners: Sequence[int]) -> list[set[tuple[int, ...]]]:
+        """Which boxes of an array that lies so each process has. `owners` names the process of each device,
+        in the order of the mesh."""
+        axes = [
+            axis for one in split if one is not None for axis in ((one,) if isinstance(one, str) else one)
+        ]
+        held: dict[int, set[tuple[int, ...]]] = {}
+        for at, owner in enumerate(owners):
+            rest, tensor = divmod(at, self.tensor)
+            place = dict(zip(AXES, (*divmod(rest, self.fsdp), tensor), strict=True))
+            held.setdefault(owner, set()).add(tuple(place[axis] for axis in axes))
+        return list(held.values())
+
     def problems(
         self,
         *,

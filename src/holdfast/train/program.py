@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
+import jax
 import msgspec
 import xxhash
 
 import holdfast.supervise
+from holdfast.checkpoint import committed_steps
 from holdfast.errors import MismatchError, UsageError
+from holdfast.storage import opened
 from holdfast.supervise import Run
 from holdfast.supervise.inheritance import inheritance
 from holdfast.supervise.joining import keeping, own_folder
@@ -37,11 +40,13 @@ from holdfast.train.state import (
     compare_config,
     compare_data,
     compare_optimizer,
+    compare_processes,
     described,
     fresh,
     has_steps,
     keep_start,
     ledger_of,
+    own_checkpoints,
     taken_over,
     written_whole,
 )
@@ -144,6 +149,7 @@ class _Engine:
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self._programs: Programs | None = None
+        self._first_state = ""
         self._optimizer, self._computes = _optimizer(config)
         self._stream = _built(config, "train")
         self._held_out: Stream | None = None
@@ -170,6 +176,7 @@ class _Engine:
         if self._programs is None:
             config = self._config
             layout = config.mesh.build()
+            refuse(config.world_problems([one.process_index for one in layout.mesh.devices.flat]))
             steps = Steps(
                 config,
                 config.model.build(),
@@ -184,6 +191,7 @@ class _Engine:
     def train(self, run: Run, options: RunOptions) -> Outcome:
         config = self._config
         changed = compare_config(run.folder, config, options.accept)
+        changed |= compare_processes(run.folder, jax.process_count(), options.accept)
         compare_optimizer(run.folder, config, self._computes, options.accept)
         run.agree("config", bits_digest(config))
         # What no sample came from yet may change between two launches, and not between two workers of one.
@@ -212,6 +220,8 @@ class _Engine:
                 f"all {config.total_steps:,} steps of this run are made: none would have other settings",
                 hint="samples=... for a longer run, or give a new run its own --name",
             )
+        if run.alone:  # under launch the agent has said it
+            print(self._start(run, ledger_of(state).samples), flush=True)
         evaluation = None if self._held_out is None else Evaluation(programs, self._held_out)
         reporter = self._reporter(run, options)
         try:
@@ -227,15 +237,36 @@ class _Engine:
         room for both."""
         config = self._config
         state = described(config, programs) if options.brings_parameters else fresh(config, programs)
+        self._first_state = "a new state"
         if options.source:
-            state = taken_over(state, options, config, lambda step: int(run.agreed("from", str(step))))
+            taken = options.step or 0
+
+            def agreed(step: int) -> int:
+                nonlocal taken
+                taken = int(run.agreed("from", str(step)))
+                return taken
+
+            state = taken_over(state, options, config, agreed)
+            self._first_state = f"{', '.join(options.parts)} of step {taken:,} in {options.source}"
         if options.weights:
+            self._first_state = f"the weights in {options.weights}"
             check_weights(options.weights, config.model)
             state["params"] = read_params(options.weights, config.model, into=state["params"])
         if options.weights or (options.source and "params" in options.parts and "opt" not in options.parts):
             state["opt"] = None
             state["opt"] = programs.steps.new_optimizer(state["params"])
         return state
+
+    def _start(self, run: Run, samples: int) -> str:
+        """Where the run begins or goes on, as a line for people."""
+        config = self._config
+        if self._first_state:
+            return f"begins at step {run.step:,} ({samples:,} samples) with {self._first_state}"
+        place = own_checkpoints(run.folder, config)
+        if config.checkpoint.mirror and run.step not in committed_steps(opened(place)):
+            place = config.checkpoint.mirror
+        how = "goes on from" if run.step < config.total_steps else "is at its end,"
+        return f"{how} step {run.step:,} ({samples:,} samples) in {place}"
 
     def _seen(self, state: State) -> int:
         """How many steps a first state has seen. Fails: UsageError, if the schedule does not fit them."""

@@ -16,9 +16,9 @@ class CheckpointConfig:
     every: int = 100
     """Steps between two saves; 0: only at the end, on a stop and where the batch size changes."""
     keep: int = 3
-    """How many of the latest steps stay; 0: all."""
+    """How many of the latest steps stay, whatever they were saved for; 0: all."""
     at_batch_change: bool = True
-    """Also save before the first step with another batch size, so that a run can go back to it."""
+    """Also save before the first step with another batch size. `keep` counts that step as any other."""
     folder: str = ""
     """Where; empty: `ckpt` in the run's folder."""
     mirror: str = ""

@@ -47,6 +47,8 @@ DATA: Final = "data.json"
 """Beside the config: the manifest of the data that the samples consumed were last compared with."""
 OPTIMIZER: Final = "optimizer.digest"
 """Beside the config: what the transformation that it names computed when the run was last started."""
+PROCESSES: Final = "processes"
+"""Beside the config: how many processes the world of a replica had. What `--accept` calls it, too."""
 _CHECKED: Final = 1_000_000
 """A ledger of up to so many samples is computed again at every start; it takes a moment."""
 _FREE: Final = (
@@ -112,6 +114,11 @@ class RunOptions:
             raise UsageError(
                 f"--from {self.source} and --init-from {self.weights}",
                 hint="a run begins from another run's state or from a repository's weights",
+            )
+        if self.finetune and self.load not in (PARTS, ("params",)):
+            raise UsageError(
+                f"--finetune and --load {','.join(self.load)}: the first takes over the parameters alone",
+                hint="give one of them",
             )
         if self.source and "opt" in self.parts and "params" not in self.parts:
             raise UsageError(
@@ -213,7 +220,12 @@ def _check_optimizer(kept: Checkpointer, folder: str, step: int | None, config: 
 
 def has_steps(folder: Path, config: TrainConfig) -> bool:
     """Whether the run in `folder` has saved a step: it then goes on from its own, and takes over nothing."""
-    return bool(committed_steps(opened(config.checkpoint.folder or folder / "ckpt")))
+    return bool(committed_steps(opened(own_checkpoints(folder, config))))
+
+
+def own_checkpoints(folder: Path, config: TrainConfig) -> str:
+    """Where the run in `folder` saves its steps."""
+    return config.checkpoint.folder or str(folder / "ckpt")
 
 
 def checkpoint_folder(source: str) -> str:
@@ -309,14 +321,71 @@ def compare_optimizer(folder: Path, config: TrainConfig, computes: str, accept: 
         )
 
 
+def compare_processes(folder: Path, processes: int, accept: tuple[str, ...]) -> bool:
+    """Compare the number of processes in a replica's world with that of the last start; whether it changed.
+
+    Between processes sums are made in another order than inside of one: the bits would be others. Fails:
+    UsageError, which names both.
+    """
+    path = folder / PROCESSES
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return False
+    if not (text.isascii() and text.isdecimal()):
+        raise UsageError(
+            f"{path} holds {text[:40]!r}, and no number of processes",
+            hint="it says in how many the run was started; put it back, or remove it to trust the command",
+        )
+    before = int(text)
+    if before != processes and not _accepted(PROCESSES, accept):
+        raise UsageError(
+            f"this run was started with {_counted(before)} in a replica, and now there {_are(processes)}: "
+            "sums between processes have other bits",
+            hint=f"holdfast launch --workers-per-replica {before}, or --accept {PROCESSES} to go on with "
+            "other bits, or give a new run its own --name",
+        )
+    return before != processes
+
+
+def _counted(processes: int) -> str:
+    return "1 process" if processes == 1 else f"{processes} processes"
+
+
+def _are(processes: int) -> str:
+    return "is 1" if processes == 1 else f"are {processes}"
+
+
+def kept_manifest(folder: Path) -> Manifest | None:
+    """The manifest of the data that the run in `folder` was last started with; None if none was kept.
+
+    Fails: DataError, if it is damaged: what it would have told is not to be passed over.
+    """
+    path = folder / DATA
+    try:
+        return Manifest.from_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        why = f"cannot read {path}: {error.strerror}"
+        raise DataError(why, file=str(path), hint="check its mode") from error
+    except UsageError as error:
+        raise DataError(
+            f"{path} is {error.message}",
+            file=str(path),
+            hint="it says what data the run has read; put it back, or remove it to trust the data that is "
+            "there: then the ledger alone is compared",
+        ) from None
+
+
 def compare_data(folder: Path, stream: Stream, samples: int) -> bool:
     """Whether the stream is what the run read until now, as far as the manifest that was kept says.
 
-    Fails: DataError, for a source that some of the first `samples` came from and that has other tokens now.
+    Fails: DataError, for a source that some of the first `samples` came from and that has other tokens now;
+    for a manifest that is damaged.
     """
-    try:
-        kept = Manifest.from_json((folder / DATA).read_bytes())
-    except (FileNotFoundError, UsageError):
+    kept = kept_manifest(folder)
+    if kept is None:
         return False  # then the ledger says it alone
     now, counts = {entry.name: entry for entry in stream.manifest.sources}, stream.counts(samples)
     changed = [
@@ -336,8 +405,10 @@ def compare_data(folder: Path, stream: Stream, samples: int) -> bool:
 
 
 def keep_start(folder: Path, config: TrainConfig, stream: Stream, computes: str = "") -> None:
-    """Keep config, data and optimizer for the next start to be compared with. For one known to work."""
+    """Keep config, data, optimizer and the number of processes for the next start to be compared with. For
+    one known to work."""
     written_whole(folder / CONFIG, config.to_json())
+    written_whole(folder / PROCESSES, f"{jax.process_count()}\n")
     written_whole(folder / DATA, stream.manifest.to_json().decode())
     if computes:
         written_whole(folder / OPTIMIZER, f"{computes}\n")
@@ -366,7 +437,7 @@ def _accepted(name: str, accept: tuple[str, ...]) -> bool:
 
 
 def _check_accepted(accept: tuple[str, ...], config: TrainConfig) -> None:
-    known = dict.fromkeys(["all"])
+    known = dict.fromkeys(["all", PROCESSES])
     for name in settings_of(config):
         known |= dict.fromkeys(name[:at] for at, sign in enumerate(name) if sign == ".") | {name: None}
     unknown = [one for one in accept if one not in known]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import importlib.util
 import json
@@ -350,3 +351,20 @@ def test_tokenizers_that_cannot_be_had(
         made(tmp_path / "x.txt", tmp_path / "set", tokenizer=str(tokenizer))
     assert "holdfast[data]" in str(caught.value.hint)
     assert not list(tmp_path.glob("set*"))
+
+
+def test_a_folder_that_cannot_be_listed_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "corpus" / "closed").mkdir(parents=True)
+    (tmp_path / "corpus" / "open.txt").write_text("text")
+    scandir = os.scandir
+
+    def refusing(path: str) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(StorageError, match="closed: Permission denied"):
+        input_files([str(tmp_path / "corpus")])

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast, final
 
 import msgspec
 
-from holdfast.errors import DataError, UsageError
+from holdfast.errors import DataError, StorageError, UsageError
 from holdfast.train.data.card import Card
 from holdfast.train.data.tokenizer import make_tokenizer
 from holdfast.train.data.writer import TokenWriter
@@ -67,7 +67,8 @@ class Document(NamedTuple):
 def input_files(paths: Sequence[str]) -> list[str]:
     """The files that `paths` stand for: files themselves, and all text and JSON lines below folders, by name.
 
-    Fails: UsageError for a path that is not there, or a folder without any.
+    Fails: UsageError for a path that is not there, or a folder without any; StorageError for a folder in one
+    that may not be read.
     """
     found: list[str] = []
     for path in paths:
@@ -125,7 +126,10 @@ def build(
 
 
 def _below(folder: str) -> Iterator[str]:
-    for place, folders, names in os.walk(folder):
+    def refuse(error: OSError) -> None:
+        raise StorageError.from_os(error, doing="read", path=error.filename) from error
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             if not name.startswith(".") and _is_text(name):
