@@ -69,7 +69,7 @@ def load_hub(
     *,
     cast: bool | Sequence[str] = False,
     strict: bool = True,
-    threads: int = 8,
+    threads: int = 4,
     options: StoreOptions | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Any:
@@ -162,7 +162,7 @@ class HubLoad:
         matched: Matched,
         *,
         rank: int,
-        threads: int = 8,
+        threads: int = 4,
         window: int = WINDOW,
         progress: Callable[[int], None] | None = None,
     ) -> None:
