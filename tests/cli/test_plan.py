@@ -87,6 +87,9 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     # A staircase: up once, and on to the end.
     assert len({point.split(",")[1] for point in batch}) == len(small().batches.phases)
     assert holdfast("plan", "recipes.small", "--no-compile", "--picture", tmp_path).exit_code == 2
+    url = f"file://{tmp_path}/again.svg"
+    assert holdfast("plan", "recipes.small", "--no-compile", "--picture", url).exit_code == 0
+    assert (tmp_path / "again.svg").exists()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.on_disk import FILE
 from holdfast.cli.settings import SettingsCommand
 from holdfast.cli.train import needs_jax
 from holdfast.errors import ConfigError, UsageError
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 @click.option(
     "--compile/--no-compile", "compile_", default=None, help="Ask XLA too.  [default: if JAX is here]"
 )
-@click.option("--picture", metavar="FILE.svg", help="Draw learning rate and batch size over the run.")
+@click.option(
+    "--picture", type=FILE, metavar="FILE.svg", help="Draw learning rate and batch size over the run."
+)
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(recipe: str, settings: tuple[str, ...], kind: str, compile_: bool | None, **options: Any) -> None:
     """Say what a run will be, without running it.
