@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from holdfast.cli.on_disk import local, reached
+from holdfast.cli.on_disk import reached
 from holdfast.errors import MissingPathError, StorageError, UsageError
+from holdfast.storage import local_path
 from holdfast.supervise.status import STATUS_FILE
 from tests.cli.saved import answer, holdfast, save, tree
 
@@ -176,12 +177,12 @@ def test_runs_that_may_not_be_entered_hide_no_others(place: Path) -> None:
 
 
 def test_what_a_path_is(tmp_path: Path) -> None:
-    assert local("runs/a") == "runs/a"
-    assert local("file:///a%20b/c") == "/a b/c"
-    assert local("file://localhost/a") == "/a"
+    assert local_path("runs/a") == "runs/a"
+    assert local_path("file:///a%20b/c") == "/a b/c"
+    assert local_path("file://localhost/a") == "/a"
     for text in ("file://elsewhere/a", "file://", "file:///a%00b"):
         with pytest.raises(UsageError, match="names") as caught:
-            local(text)
+            local_path(text)
         assert caught.value.hint is not None
     assert reached(str(tmp_path / "not" / "there"))
     (tmp_path / "file").touch()

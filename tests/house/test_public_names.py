@@ -169,6 +169,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Version",
         "is_trouble",
         "is_url",
+        "local_path",
         "opened",
     ),
     "coord": (

@@ -53,8 +53,8 @@ def _program() -> Any:
 class _Interrupt:
     """Raises KeyboardInterrupt, as Python does; but during an import, or with `code`, the process ends.
 
-    Nothing is lost by that, and an import that is interrupted can end in anything: numpy's prints a traceback
-    and fails in another way.
+    An import that is interrupted can end in anything: numpy's prints a traceback and fails in another way.
+    The end is at once, past every `finally`, as by SIGKILL.
     """
 
     def __init__(self, code: int | None = None) -> None:

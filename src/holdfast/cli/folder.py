@@ -9,7 +9,7 @@ from holdfast import storage
 from holdfast.checkpoint import committed_steps
 from holdfast.checkpoint.run_folder import checkpoints_of
 from holdfast.cli import terminal
-from holdfast.cli.on_disk import local, reached, refused
+from holdfast.cli.on_disk import reached
 from holdfast.errors import MissingPathError, NoCheckpointError, UsageError
 from holdfast.format import MANIFEST, parse_step_folder
 from holdfast.storage import Store, StoreOptions
@@ -30,24 +30,7 @@ class Place(NamedTuple):
 
 def opened(path: str) -> Store:
     """The checkpoints at `path`, which must exist; at a run's folder, those of the run. Makes nothing."""
-    there = _there(path)
-    found = checkpoints_of(there, _there)
-    if found is there and there.has_locks:
-        _check_config(there)
-    return found
-
-
-def _check_config(store: Store) -> None:
-    """StorageError for a run's config that may not be read: it may say that the steps are elsewhere."""
-    path = os.path.join(store.root, "config.json")
-    try:
-        with open(path, "rb"):
-            return
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        if not any(parse_step_folder(name) is not None for name in store.names()):
-            raise refused(error, doing="read", path=path) from error
+    return checkpoints_of(_there(path), _there)
 
 
 def _there(path: str) -> Store:
@@ -63,7 +46,7 @@ def _there(path: str) -> Store:
                 hint="give the place that a run saves its steps in",
             )
         return store
-    path = reached(local(path))
+    path = reached(storage.local_path(path))
     store = storage.opened(path)
     if not store.is_place():
         if os.path.lexists(path):
@@ -92,7 +75,7 @@ def opened_root(path: str) -> Store:
 
 def placed(text: str, step: int | None = None) -> Place:
     """The place that PATH, PATH@STEP or the path of a step folder means; `step` was given beside it."""
-    path, at = local(text), None
+    path, at = storage.local_path(text), None
     if not os.path.lexists(path):
         # A path may itself hold an @; it is split only where it does not exist as it stands.
         head, sign, tail = path.rpartition("@")

@@ -6,7 +6,6 @@ import os
 import stat
 from pathlib import Path
 from typing import Any, Final, final
-from urllib.parse import unquote, urlsplit
 
 import click
 
@@ -27,13 +26,13 @@ class OnDisk(click.ParamType):  # type: ignore[type-arg]  # generic in newer ver
         self._reads = reads
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from holdfast.storage import is_url  # numpy comes with it, and `--help` shall not wait for that
+        from holdfast.storage import is_url, local_path  # numpy comes along; `--help` shall not wait
 
         text = os.fspath(value)
         if is_url(text):
             given = param.opts[0] if isinstance(param, click.Option) else _argument(param)
             raise UsageError(f"{given} {text} is not on a file system", hint=self._instead)
-        return reached(local(text), reads=self._reads)
+        return reached(local_path(text), reads=self._reads)
 
 
 @final
@@ -46,10 +45,10 @@ class Anywhere(click.ParamType):  # type: ignore[type-arg]  # generic in newer v
         self._reads = reads
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from holdfast.storage import is_url
+        from holdfast.storage import is_url, local_path
 
         text = os.fspath(value)
-        return text if is_url(text) else reached(local(text), reads=self._reads)
+        return text if is_url(text) else reached(local_path(text), reads=self._reads)
 
 
 def _argument(param: click.Parameter | None) -> str:
@@ -58,18 +57,6 @@ def _argument(param: click.Parameter | None) -> str:
 
 RUNS: Final = OnDisk("logs and journals of runs lie there; states may be saved to s3://bucket/run")
 FILE: Final = OnDisk("it is a file; name one of this machine")
-
-
-def local(text: str) -> str:
-    """The path that `text` is, also as `file://`. Fails: UsageError for one of another machine."""
-    if not text.startswith("file://"):
-        return text
-    url = urlsplit(text)
-    path = unquote(url.path)
-    if url.netloc not in ("", "localhost") or not path or "\0" in path:
-        what = "names a file on another machine" if path and "\0" not in path else "names no file"
-        raise UsageError(f"{text} {what}", hint="write file:///path, or the path itself")
-    return path
 
 
 def reached(path: str, *, reads: bool = False) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from holdfast.cli.on_disk import RUNS, local, reached, refused
+from holdfast.cli.on_disk import RUNS, reached, refused
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,11 +41,12 @@ def status(run: str | None, folder: str, as_json: bool, follow: bool) -> None:
 
 def run_folder(folder: Path, run: str | None) -> Path:
     """The folder of a run; of the last one if none is named. Fails: UsageError, StorageError."""
+    from holdfast.storage import local_path
     from holdfast.supervise.status import STATUS_FILE
 
     if run is not None:
         # A path is fine as well, as the shell completes it.
-        run = local(run)
+        run = local_path(run)
         place = Path(run) if "/" in run and os.path.isdir(run) else folder / run
         reached(str(place))
         if os.path.exists(place / STATUS_FILE):

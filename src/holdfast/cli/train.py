@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.on_disk import RUNS, local
+from holdfast.cli.on_disk import RUNS
 from holdfast.cli.settings import SettingsCommand
 from holdfast.errors import UsageError
 
@@ -196,9 +196,9 @@ def _run_options(options: dict[str, Any]) -> RunOptions:
 
 def _place(text: str) -> str:
     """A path as workers elsewhere find it; the URL of a store as it is."""
-    from holdfast.storage import is_url
+    from holdfast.storage import is_url, local_path
 
-    return text if not text or is_url(text) else str(Path(local(text)).absolute())
+    return text if not text or is_url(text) else str(Path(local_path(text)).absolute())
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ the first byte, so a full disk is met before damage; a crash leaves only names t
 
 from holdfast.storage.files import ALIGN, Files
 from holdfast.storage.local import TEMPORARY, LocalStore
-from holdfast.storage.places import opened
+from holdfast.storage.places import local_path, opened
 from holdfast.storage.store import (
     PROBE,
     Hold,
@@ -36,5 +36,6 @@ __all__ = [
     "Version",
     "is_trouble",
     "is_url",
+    "local_path",
     "opened",
 ]

@@ -22,15 +22,7 @@ def opened(
     """
     _check(os.fspath(place))
     if not is_url(place):
-        text = os.fspath(place)
-        if text.startswith("file://"):
-            url = urlsplit(text)
-            if url.netloc not in ("", "localhost"):
-                raise UsageError(
-                    f"{text} names a file on another machine", hint="write file:///path, or the path itself"
-                )
-            text = unquote(url.path)
-        return LocalStore(text, files=files)
+        return LocalStore(local_path(os.fspath(place)), files=files)
     text = os.fspath(place)
     if text.partition("://")[0] not in SCHEMES:
         raise UsageError(
@@ -40,6 +32,18 @@ def opened(
     from holdfast.storage.objects import ObjectStore  # obstore is paid for by those who use it
 
     return ObjectStore(text, options or StoreOptions())
+
+
+def local_path(text: str) -> str:
+    """The path that `text` is, also as `file://`. Fails: UsageError for one of another machine."""
+    if not text.startswith("file://"):
+        return text
+    url = urlsplit(text)
+    path = unquote(url.path)
+    if url.netloc in ("", "localhost") and path and "\0" not in path:
+        return path
+    what = "names a file on another machine" if path and "\0" not in path else "names no file"
+    raise UsageError(f"{text} {what}", hint="write file:///path, or the path itself")
 
 
 def _check(text: str) -> None:
