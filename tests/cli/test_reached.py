@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from click.testing import Result
 
 from holdfast.cli.on_disk import reached
 from holdfast.errors import MissingPathError, StorageError, UsageError
@@ -90,6 +91,13 @@ def as_another(folder: Path, mode: int) -> Iterator[None]:
         folder.chmod(before)
 
 
+def kept_out(closed: Path, mode: int, *given: str | Path) -> Result:
+    """What a command says to another user. What it needs is imported first: that user may see no Python."""
+    holdfast(*given)
+    with as_another(closed, mode):
+        return holdfast(*given)
+
+
 def words(name: str, place: Path, at: Path) -> list[str]:
     return [word.format(open=place, at=at) for word in COMMANDS[name]]
 
@@ -99,9 +107,8 @@ def test_a_path_below_a_folder_that_may_not_be_entered(name: str, place: Path) -
     closed = place / "closed"
     closed.mkdir()
     given = words(name, place, closed / "inside")
-    assert "Permission denied" not in holdfast(*given).stderr  # and what it needs is imported
-    with as_another(closed, 0):
-        done = holdfast(*given)
+    assert "Permission denied" not in holdfast(*given).stderr
+    done = kept_out(closed, 0, *given)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "Permission denied" in done.stderr
     assert f"hint: this user may not enter {closed}: check its owner and mode\n" in done.stderr
@@ -111,8 +118,7 @@ def test_a_path_below_a_folder_that_may_not_be_entered(name: str, place: Path) -
 def test_a_folder_that_may_be_entered_and_not_listed(name: str, place: Path) -> None:
     closed = place / "closed"
     closed.mkdir()
-    with as_another(closed, 0o711 if os.geteuid() == 0 else 0o311):
-        done = holdfast(*words(name, place, closed))
+    done = kept_out(closed, 0o711 if os.geteuid() == 0 else 0o311, *words(name, place, closed))
     assert (done.exit_code, done.stdout) == (2, "")
     assert "Permission denied\n\nhint: check the owner and mode" in done.stderr
 
@@ -122,8 +128,7 @@ def test_a_folder_that_may_be_listed_and_not_entered(name: str, place: Path) -> 
     """A run's checkpoints, one folder below, are not seen then."""
     closed = place / "closed"
     (closed / "ckpt").mkdir(parents=True)
-    with as_another(closed, 0o744 if os.geteuid() == 0 else 0o444):
-        done = holdfast(*words(name, place, closed))
+    done = kept_out(closed, 0o744 if os.geteuid() == 0 else 0o444, *words(name, place, closed))
     assert (done.exit_code, done.stdout) == (2, "")
     assert "Permission denied" in done.stderr
     assert f"hint: this user may not enter {closed}: check its owner and mode\n" in done.stderr
@@ -157,8 +162,7 @@ def test_the_config_of_a_run_that_may_not_be_read(place: Path) -> None:
     config = run / "config.json"
     config.write_bytes(msgspec.json.encode({"checkpoint": {"folder": f"file://{place}/saved"}}))
     assert [one["step"] for one in answer("ckpt", "ls", run)["steps"]] == [3]
-    with as_another(config, 0):
-        done = holdfast("ckpt", "ls", run)
+    done = kept_out(config, 0, "ckpt", "ls", run)
     assert (done.exit_code, done.stdout) == (2, "")
     assert f"cannot read {config}: Permission denied\n\nhint: " in done.stderr
 
@@ -168,12 +172,12 @@ def test_runs_that_may_not_be_entered_hide_no_others(place: Path) -> None:
     (runs / "mine").mkdir(parents=True)
     (runs / "mine" / STATUS_FILE).write_text("{}", encoding="utf-8")
     (runs / "closed").mkdir()
-    with as_another(runs / "closed", 0):
-        assert f"{runs}/mine/{STATUS_FILE} is no status" in holdfast("status", "--folder", runs).stderr
-        assert "hint: there are mine\n" in holdfast("status", "nope", "--folder", runs).stderr
+    closed = runs / "closed"
+    last, named = ("status", "--folder", runs), ("status", "nope", "--folder", runs)
+    assert f"{runs}/mine/{STATUS_FILE} is no status" in kept_out(closed, 0, *last).stderr
+    assert "hint: there are mine\n" in kept_out(closed, 0, *named).stderr
     (runs / "mine" / STATUS_FILE).unlink()
-    with as_another(runs / "closed", 0):
-        assert f"this user may not enter {runs}/closed" in holdfast("status", "--folder", runs).stderr
+    assert f"this user may not enter {closed}" in kept_out(closed, 0, *last).stderr
 
 
 def test_what_a_path_is(tmp_path: Path) -> None:
