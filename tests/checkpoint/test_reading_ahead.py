@@ -35,13 +35,14 @@ class Reads(Files):
     """Remembers where part files were read, and can fail one of those reads."""
 
     def __init__(self) -> None:
-        self.at: list[int] = []
+        self.at: list[tuple[int, int]] = []
+        """Offset and length."""
         self.fail_at: int | None = None
         self.first = threading.Event()
 
     def read_at(self, fd: int, buffer: Any, offset: int) -> int:
-        if len(buffer) >= BLOCK:
-            self.at.append(offset)
+        if len(buffer) >= reading.PIECE:
+            self.at.append((offset, len(buffer)))
             self.first.set()
             if offset == self.fail_at:
                 self.fail_at = None
@@ -86,7 +87,11 @@ def test_the_disk_is_read_before_the_plan_is_made_and_every_block_once(
         assert ckpt.last_load is not None
         assert ckpt.last_load.bytes_read == part_file(saved, 1).stat().st_size
     assert seen == [True]
-    assert sorted(files.at) == [block * BLOCK for block in range(BLOCKS)]
+    # Whole blocks ahead, pieces of those behind them; the last one, with the small arrays in it, whole again.
+    ahead = [(block * BLOCK, BLOCK) for block in range(reading.AHEAD)]
+    behind = range(reading.AHEAD * BLOCK, (BLOCKS - 1) * BLOCK, reading.PIECE)
+    last = [((BLOCKS - 1) * BLOCK, BLOCK)]
+    assert sorted(files.at) == [*ahead, *((at, reading.PIECE) for at in behind), *last]
 
 
 def test_a_load_of_some_arrays_reads_nothing_ahead(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +107,7 @@ def test_a_block_that_could_not_be_read_ahead_is_read_again(saved: Path, block: 
     with Checkpointer(saved, files=files, journal=False) as ckpt:
         if block < reading.AHEAD:
             assert same(ckpt.load())
-            assert files.at.count(block * BLOCK) == 2
+            assert [at for at, _ in files.at].count(block * BLOCK) == 2
         else:  # in its turn: a failure
             with pytest.raises(CorruptError, match="Input/output error"):
                 ckpt.load(step=1)

@@ -9,10 +9,13 @@ from typing import Final
 
 import numpy as np
 
+from holdfast.arrays.copying import address_of
 from holdfast.arrays.protocols import Bytes1D
 
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
+HUGE: Final = 2 << 20
+"""Bytes of a huge page."""
 
 _libc = ctypes.CDLL(
     None, use_errno=True
@@ -23,10 +26,17 @@ _libc.madvise.restype = ctypes.c_int
 
 def region(nbytes: int) -> Bytes1D:
     """Fresh zeroed memory, on huge pages where the system has them; freed with its last view."""
-    mapping = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    nbytes = max(nbytes, 1)
+    huge = nbytes // HUGE * HUGE
+    # Only what begins where a huge page does can lie on them, and few kernels see to that. What is mapped
+    # beyond `nbytes` is never touched.
+    mapping = mmap.mmap(-1, nbytes + (HUGE if huge else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if not huge:
+        return np.frombuffer(mapping, np.uint8)
+    start = -address_of(np.frombuffer(mapping, np.uint8)) % HUGE
     with suppress(OSError):  # a kernel without huge pages serves small ones
-        mapping.madvise(_MADV_HUGEPAGE)
-    return np.frombuffer(mapping, np.uint8)
+        mapping.madvise(_MADV_HUGEPAGE, start, huge)
+    return np.frombuffer(mapping, np.uint8, nbytes, start)
 
 
 def populate(address: int, nbytes: int) -> int:
