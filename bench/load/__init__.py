@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--size-gib", type=float, default=1.0, help="size of the weights (default 1)")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds (default 9)")
-    parser.add_argument("--threads", type=int, default=8, help="reading threads of holdfast (default 8)")
+    parser.add_argument("--threads", type=int, default=4, help="reading threads of holdfast (default 4)")
     parser.add_argument(
         "--memory",
         choices=["as-found", "touched"],

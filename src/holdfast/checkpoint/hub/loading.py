@@ -1,10 +1,9 @@
 """From a repository to a tree of arrays on any mesh.
 
 Template and mapping -> leaves as grids of strided views -> one plan against the layout that is wanted -> the
-byte ranges that this process needs -> arrays, placed as they become whole. A range of up to 2 MiB (8 MiB of a
-store) is read past the page cache into a small reused buffer and copied, reordered or cast from there to
-where it belongs: into the memory that becomes the array. Beside that memory a load takes one such buffer per
-thread.
+byte ranges that this process needs -> arrays, placed as they become whole. A range of up to 8 MiB is read
+past the page cache into a small reused buffer and copied, reordered or cast from there to where it belongs:
+into the memory that becomes the array. Beside that memory a load takes one such buffer per thread.
 """
 
 from __future__ import annotations
@@ -53,10 +52,8 @@ from holdfast.storage import ALIGN, PartReader, StoreOptions
 
 log = logging.getLogger("holdfast.checkpoint")
 
-CHUNK: Final = 2 << 20
-"""Bytes that are read at once: so few that those of all readers are in the cache until they are copied."""
-_REQUEST: Final = 8 << 20
-"""The same where each reading is a request to a store."""
+CHUNK: Final = 8 << 20
+"""Bytes that are read at once."""
 _UNIT: Final = 128 << 10
 """Gaps shorter than this are read along: seeking over them would take longer."""
 WINDOW: Final = 2 << 30
@@ -72,7 +69,7 @@ def load_hub(
     *,
     cast: bool | Sequence[str] = False,
     strict: bool = True,
-    threads: int = 8,
+    threads: int = 4,
     options: StoreOptions | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Any:
@@ -88,10 +85,9 @@ def load_hub(
     shapes and dtypes that do not fit are listed all at once before any data is read; `strict=False` leaves
     missing leaves as they are in the template and passes over extra tensors.
 
-    Called by: each process for itself. Blocks: while reading. Takes, beside the arrays, 2 MiB of memory for
-    each thread (8 MiB where it reads from a store); where devices are not the host, up to 512 MiB, or one
-    leaf, of arrays on their way. Fails: MismatchError, FormatError, StorageError. `progress` is told the
-    bytes read so far.
+    Called by: each process for itself. Blocks: while reading. Takes, beside the arrays, 8 MiB of memory for
+    each thread; where devices are not the host, up to 512 MiB, or one leaf, of arrays on their way. Fails:
+    MismatchError, FormatError, StorageError. `progress` is told the bytes read so far.
     """
     if threads < 1:
         raise UsageError(f"threads={threads}", hint="a load needs at least one thread")
@@ -166,7 +162,7 @@ class HubLoad:
         matched: Matched,
         *,
         rank: int,
-        threads: int = 8,
+        threads: int = 4,
         window: int = WINDOW,
         progress: Callable[[int], None] | None = None,
     ) -> None:
@@ -175,7 +171,6 @@ class HubLoad:
         self._leaves = matched.leaves
         self._rank = rank
         self._threads = max(threads, repository.at_once)
-        self._chunk = CHUNK if repository.at_once == 1 else _REQUEST
         self._window = window
         self._progress = progress
         self._allocator = Allocator()
@@ -329,7 +324,7 @@ class HubLoad:
         found = [
             chunk
             for tensor, some in moves.items()
-            for chunk in _ranges(self._repository.tensors[tensor], some, self._chunk)
+            for chunk in _ranges(self._repository.tensors[tensor], some)
         ]
         for chunk in found:
             for box in {id(box): box for _, box in chunk.copies}.values():
@@ -359,7 +354,7 @@ class HubLoad:
 
     def _work(self) -> None:
         try:
-            buffer = region(self._chunk + 2 * ALIGN)
+            buffer = region(CHUNK + 2 * ALIGN)
             while not self._stop.is_set():
                 chunk = self._todo.get()
                 if chunk is None:
@@ -410,7 +405,7 @@ class HubLoad:
             return self._readers[name]
 
 
-def _ranges(entry: Entry, moves: list[tuple[Move, _Box]], chunk: int) -> Iterator[_Chunk]:
+def _ranges(entry: Entry, moves: list[tuple[Move, _Box]]) -> Iterator[_Chunk]:
     """The ranges of one tensor that hold what is copied, none longer than a chunk."""
     word = entry.tensor.dtype
     bits = PACKED.get(word, 8 * entry.dtype.itemsize)
@@ -419,8 +414,8 @@ def _ranges(entry: Entry, moves: list[tuple[Move, _Box]], chunk: int) -> Iterato
     breaks = np.flatnonzero(np.diff(units) > 1) + 1
     for stretch in np.split(units, breaks):
         first, last = int(stretch[0]), int(stretch[-1]) + 1
-        for start in range(first, last, chunk // _UNIT):
-            lo, hi = start * unit, min(start + chunk // _UNIT, last) * unit
+        for start in range(first, last, CHUNK // _UNIT):
+            lo, hi = start * unit, min(start + CHUNK // _UNIT, last) * unit
             copies = [(piece, box) for move, box in moves for piece in move.clip(lo, hi)]
             lo = min(move.source for move, _ in copies)
             hi = max(move.source_span()[1] for move, _ in copies)
