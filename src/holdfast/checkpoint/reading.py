@@ -325,7 +325,16 @@ class BlockPipeline:
             self._give_back(buffer)
 
     def _read_early(self, key: BlockKey) -> tuple[Bytes1D, int]:
-        return self._filled(next(iter(self._stores)), key)
+        """A buffer with a block in it, and how many bytes there were."""
+        part, file, block = key
+        begin, _ = block_range(block, self._indexes[part].files[file].size)
+        reader = self._reader(next(iter(self._stores)), part, file)
+        buffer = self._free_buffer()
+        try:
+            return buffer, reader.read_into(buffer.data, begin)
+        except BaseException:
+            self._give_back(buffer)
+            raise
 
     def _taken_early(self, key: BlockKey) -> tuple[Bytes1D, int] | None:
         """What was read ahead of a block, once: a second reading is from another copy.
@@ -334,18 +343,6 @@ class BlockPipeline:
         """
         early = self._early.pop(key, None)
         return early.result() if early is not None and early.exception() is None else None
-
-    def _filled(self, store: Store, key: BlockKey) -> tuple[Bytes1D, int]:
-        """A buffer with a block in it, and how many bytes there were."""
-        part, file, block = key
-        begin, _ = block_range(block, self._indexes[part].files[file].size)
-        reader = self._reader(store, part, file)
-        buffer = self._free_buffer()
-        try:
-            return buffer, reader.read_into(buffer.data, begin)
-        except BaseException:
-            self._give_back(buffer)
-            raise
 
     def _free_buffer(self) -> Bytes1D:
         with self._lock:
