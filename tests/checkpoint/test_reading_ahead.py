@@ -35,14 +35,13 @@ class Reads(Files):
     """Remembers where part files were read, and can fail one of those reads."""
 
     def __init__(self) -> None:
-        self.at: list[tuple[int, int]] = []
-        """Offset and length."""
+        self.at: list[int] = []
         self.fail_at: int | None = None
         self.first = threading.Event()
 
     def read_at(self, fd: int, buffer: Any, offset: int) -> int:
-        if len(buffer) >= reading.PIECE:
-            self.at.append((offset, len(buffer)))
+        if len(buffer) >= BLOCK:
+            self.at.append(offset)
             self.first.set()
             if offset == self.fail_at:
                 self.fail_at = None
@@ -87,11 +86,7 @@ def test_the_disk_is_read_before_the_plan_is_made_and_every_block_once(
         assert ckpt.last_load is not None
         assert ckpt.last_load.bytes_read == part_file(saved, 1).stat().st_size
     assert seen == [True]
-    # Whole blocks ahead, pieces of those behind them; the last one, with the small arrays in it, whole again.
-    ahead = [(block * BLOCK, BLOCK) for block in range(reading.AHEAD)]
-    behind = range(reading.AHEAD * BLOCK, (BLOCKS - 1) * BLOCK, reading.PIECE)
-    last = [((BLOCKS - 1) * BLOCK, BLOCK)]
-    assert sorted(files.at) == [*ahead, *((at, reading.PIECE) for at in behind), *last]
+    assert sorted(files.at) == [block * BLOCK for block in range(BLOCKS)]
 
 
 def test_a_load_of_some_arrays_reads_nothing_ahead(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +102,7 @@ def test_a_block_that_could_not_be_read_ahead_is_read_again(saved: Path, block: 
     with Checkpointer(saved, files=files, journal=False) as ckpt:
         if block < reading.AHEAD:
             assert same(ckpt.load())
-            assert [at for at, _ in files.at].count(block * BLOCK) == 2
+            assert files.at.count(block * BLOCK) == 2
         else:  # in its turn: a failure
             with pytest.raises(CorruptError, match="Input/output error"):
                 ckpt.load(step=1)
@@ -150,3 +145,20 @@ def test_what_nobody_wants_is_given_up(saved: Path, monkeypatch: pytest.MonkeyPa
         assert ckpt.last_load is not None
         assert ckpt.last_load.bytes_read <= BLOCK
     assert readers() == []
+
+
+@pytest.mark.parametrize(("threads", "readers"), [(None, 8), (1, 1), (3, 3)])
+def test_as_many_read_as_asked(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, threads: int | None, readers: int
+) -> None:
+    seen: list[int] = []
+    made = reading.BlockPipeline.__init__
+
+    def noted(self: Any, *args: Any, threads: int, **options: Any) -> None:
+        seen.append(threads)
+        made(self, *args, threads=threads, **options)
+
+    monkeypatch.setattr(reading.BlockPipeline, "__init__", noted)
+    with Checkpointer(saved, threads=threads, journal=False) as ckpt:
+        ckpt.load()
+    assert seen == [readers]

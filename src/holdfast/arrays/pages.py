@@ -28,8 +28,8 @@ def region(nbytes: int) -> Bytes1D:
     """Fresh zeroed memory, on huge pages where the system has them; freed with its last view."""
     nbytes = max(nbytes, 1)
     huge = nbytes // HUGE * HUGE
-    # Only what begins where a huge page does can lie on them, and few kernels see to that. What is mapped
-    # beyond `nbytes` is never touched.
+    # Only what begins where a huge page does can lie on them, and not every kernel sees to that. What is
+    # mapped beyond `nbytes` is never touched.
     mapping = mmap.mmap(-1, nbytes + (HUGE if huge else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if not huge:
         return np.frombuffer(mapping, np.uint8)

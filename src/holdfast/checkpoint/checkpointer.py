@@ -17,8 +17,8 @@ from holdfast import journal
 from holdfast.arrays import NUMPY, Rename, adapters
 from holdfast.checkpoint import retention, upkeep
 from holdfast.checkpoint.handle import SaveHandle
-from holdfast.checkpoint.loading import LoadOptions, LoadReport
-from holdfast.checkpoint.saver import OnError, Saver, SaverConfig
+from holdfast.checkpoint.loading import READERS, LoadOptions, LoadReport
+from holdfast.checkpoint.saver import WRITERS, OnError, Saver, SaverConfig
 from holdfast.checkpoint.search import StepSearch
 from holdfast.checkpoint.slots import OnBusy
 from holdfast.checkpoint.steps import (
@@ -135,7 +135,7 @@ class Checkpointer:
             "writer": writer,
             "slots": slots,
             "memory_limit": memory_limit,
-            "threads": 4 if threads is None else threads,
+            "threads": WRITERS if threads is None else threads,
             "deadline_s": deadline_s,
             "recycle": recycle,
             "run": run,
@@ -147,7 +147,7 @@ class Checkpointer:
         }
         self._tier = None if mirror is None else MirrorTier(mirror, self._store, store, self._note)
         self._settings["mirror"] = None if self._tier is None else self._tier.to
-        self._readers = 8 if threads is None else threads
+        self._num_readers = READERS if threads is None else threads
         self._deadline_s = deadline_s
         self._recycle = recycle
         self._events: Any = None
@@ -292,7 +292,7 @@ class Checkpointer:
             strict=strict,
             cast=cast,
             verify=verify,
-            threads=self._readers,
+            threads=self._num_readers,
         )
         search = self._search()
         try:

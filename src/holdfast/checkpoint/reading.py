@@ -1,6 +1,6 @@
 """The pipeline that reads a load plan: block by block, verified, scattered to where the bytes belong.
 
-A block (8 MiB of a part file) is the unit of trust. Each is read once, past the page cache and piece by piece
+A block (8 MiB of a part file) is the unit of reading and of trust. Each is read once, past the page cache,
 into a small reused buffer, scattered to the arrays that need it, and hashed. An array is handed on only when
 every block that touches it has verified. A block that does not verify is looked for in the other copies.
 
@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Self, final
@@ -29,10 +28,10 @@ from holdfast.format import (
     BLOCK,
     PartIndex,
     arrays_in,
-    block_hash,
+    block_digest,
     block_range,
     block_seed,
-    check_digest,
+    check_block,
     check_size,
     data_name,
 )
@@ -42,12 +41,6 @@ BadBlock = Callable[[CorruptError, str], None]
 BlockKey = tuple[int, int, int]
 """Part, file in it, block in that."""
 
-PIECE: Final = 2 << 20
-"""Bytes of a block on a disk that are read at a time: so few that those of all readers stay in the cache from
-when they arrive until they are copied and hashed. Whole blocks do not. Less, and the interpreter is what
-readers wait for."""
-FEW: Final = 16
-"""A block with more copies than this is read whole: each piece would look at all of them."""
 AHEAD: Final = 16
 """Blocks that are read before it is known where they go; so many buffers they need."""
 
@@ -287,54 +280,24 @@ class BlockPipeline:
     def _read_from(self, store: Store, block: BlockRead) -> None:
         index = self._indexes[block.part]
         begin, end = block_range(block.block, index.files[block.file].size)
-        seen = block_hash(block_seed(index.save, index.part, block.block, block.file))
-        at, hash_s = begin, 0.0
-        with closing(self._pieces(store, block, begin, end)) as pieces:
-            for data in pieces:
-                # Scattering first leaves the bytes in cache for the hash. Nothing is handed on before it.
-                for copy_out, destination in block.copies:
-                    for move in copy_out.clip(at, at + data.size):
-                        move.shifted(source=-at).apply(data, destination.data)
-                at += data.size
-                if self._verify:
-                    started = time.thread_time()
-                    seen.update(data.data)
-                    hash_s += time.thread_time() - started
-        with self._lock:
-            self.stats.bytes_read += at - begin
-            self.stats.hash_s += hash_s
-        if self._verify or at < end:
-            check_digest(index, block.file, block.block, seen.digest())
-
-    def _pieces(self, store: Store, block: BlockRead, begin: int, end: int) -> Generator[Bytes1D, None, None]:
-        """The bytes of a block from its beginning on, in one buffer; fewer if the file is shorter."""
-        early = self._taken_early(block.key)
-        buffer = early[0] if early is not None else self._free_buffer()
+        buffer, got = self._taken_early(block.key) or self._filled(store, block.key)
         try:
-            if early is not None:
-                yield buffer[: min(early[1], end - begin)]
-                return
-            reader = self._reader(store, block.part, block.file)
-            piece = PIECE if store.at_once == 1 and len(block.copies) <= FEW else BLOCK
-            for at in range(begin, end, piece):
-                got = reader.read_into(buffer[:piece].data, at)
-                yield buffer[: min(got, end - at)]
-                if got < min(piece, end - at):
-                    return
+            data = buffer[: min(got, end - begin)]
+            if data.size < end - begin:
+                check_block(index, block.file, block.block, data.data)  # raises: the file is shorter
+            # Scattering first leaves the bytes in cache for the hash. Nothing is handed on before it.
+            for copy_out, destination in block.copies:
+                for move in copy_out.clip(begin, end):
+                    move.shifted(source=-begin).apply(data, destination.data)
+            if self._verify:
+                self._check(index, block, data)
         finally:
             self._give_back(buffer)
+        with self._lock:
+            self.stats.bytes_read += data.size
 
     def _read_early(self, key: BlockKey) -> tuple[Bytes1D, int]:
-        """A buffer with a block in it, and how many bytes there were."""
-        part, file, block = key
-        begin, _ = block_range(block, self._indexes[part].files[file].size)
-        reader = self._reader(next(iter(self._stores)), part, file)
-        buffer = self._free_buffer()
-        try:
-            return buffer, reader.read_into(buffer.data, begin)
-        except BaseException:
-            self._give_back(buffer)
-            raise
+        return self._filled(next(iter(self._stores)), key)
 
     def _taken_early(self, key: BlockKey) -> tuple[Bytes1D, int] | None:
         """What was read ahead of a block, once: a second reading is from another copy.
@@ -343,6 +306,18 @@ class BlockPipeline:
         """
         early = self._early.pop(key, None)
         return early.result() if early is not None and early.exception() is None else None
+
+    def _filled(self, store: Store, key: BlockKey) -> tuple[Bytes1D, int]:
+        """A buffer with a block in it, and how many bytes there were."""
+        part, file, block = key
+        begin, _ = block_range(block, self._indexes[part].files[file].size)
+        reader = self._reader(store, part, file)
+        buffer = self._free_buffer()
+        try:
+            return buffer, reader.read_into(buffer.data, begin)
+        except BaseException:
+            self._give_back(buffer)
+            raise
 
     def _free_buffer(self) -> Bytes1D:
         with self._lock:
@@ -358,6 +333,16 @@ class BlockPipeline:
                 self._num_buffers -= 1
             else:
                 self._buffers.append(buffer)
+
+    def _check(self, index: PartIndex, block: BlockRead, data: Bytes1D) -> None:
+        started = time.thread_time()
+        seed = block_seed(index.save, index.part, block.block, block.file)
+        found = block_digest(data.data, seed)
+        spent = time.thread_time() - started
+        with self._lock:
+            self.stats.hash_s += spent
+        if found != index.files[block.file].block(block.block):
+            check_block(index, block.file, block.block, data.data)
 
     def _reader(self, store: Store, part: int, file: int) -> PartReader:
         key = (store.root, part, file)

@@ -43,6 +43,8 @@ log = logging.getLogger("holdfast.checkpoint")
 
 OnError = Literal["warn", "raise"]
 Note = Callable[[journal.Event], None]
+WRITERS: Final = 4
+"""Threads that write."""
 _CANCEL_S: Final = 15.0
 """How long copies from devices may take to end once they are told to."""
 
@@ -58,7 +60,7 @@ class SaverConfig:
     writer: str = "vault"
     slots: int = 1
     memory_limit: int | None = None
-    threads: int = 4
+    threads: int = WRITERS
     deadline_s: float = 600.0
     recycle: bool = True
     journal_path: str | None = None

@@ -41,11 +41,6 @@ def block_digest(data: Buffer, seed: int) -> bytes:
     return xxhash.xxh3_128_digest(data, seed=seed)
 
 
-def block_hash(seed: int) -> xxhash.xxh3_128:
-    """What gives the same digest for a block whose bytes come one after the other (`update`)."""
-    return xxhash.xxh3_128(seed=seed)
-
-
 def digest(data: Buffer) -> str:
     """The unseeded digest of a small file as 32 hex characters."""
     return xxhash.xxh3_128_hexdigest(data)

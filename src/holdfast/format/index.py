@@ -145,14 +145,10 @@ def check_slice(index: PartIndex, piece: Slice, stop: Sequence[int], itemsize: i
 
 def check_block(index: PartIndex, file: int, block: int, data: checksum.Buffer) -> None:
     """CorruptError, naming file, block and arrays, unless `data` is what the part holds there."""
-    seed = checksum.block_seed(index.save, index.part, block, file)
-    check_digest(index, file, block, checksum.block_digest(data, seed))
-
-
-def check_digest(index: PartIndex, file: int, block: int, seen: bytes) -> None:
-    """As `check_block`, where the bytes were hashed already."""
     entry = index.files[file]
     begin, end = checksum.block_range(block, entry.size)
+    seed = checksum.block_seed(index.save, index.part, block, file)
+    seen = checksum.block_digest(data, seed)
     expected = entry.block(block)
     if seen == expected:
         return
