@@ -12,6 +12,7 @@ from typing import Any
 from bench import machine
 from bench.child import run_child
 from bench.report import Bar, Refused, Report, Series
+from holdfast.checkpoint.loading import READERS
 
 BARS = {
     "load_vs_safetensors": Bar("cold load rate on 1 device / safetensors + device_put", "at least", 2),
@@ -26,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--size-gib", type=float, default=1.0, help="size of the weights (default 1)")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds (default 9)")
-    parser.add_argument("--threads", type=int, default=4, help="reading threads of holdfast (default 4)")
+    parser.add_argument("--threads", type=int, help="reading threads of holdfast (default: its own)")
     parser.add_argument(
         "--memory",
         choices=["as-found", "touched"],
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> Report:
     with machine.work_folder(args.dir or Path("build"), "load") as folder:
         machine.require_room(folder, disk=nbytes + (64 << 20), memory=4 * nbytes + (1 << 30))
         about = machine.description(folder)
-        options: dict[str, Any] = {"nbytes": nbytes, "rounds": rounds, "threads": args.threads}
+        options: dict[str, Any] = {"nbytes": nbytes, "rounds": rounds, "threads": args.threads or READERS}
         options["touch"] = args.memory == "touched"
         env = {"JAX_PLATFORMS": "cpu"}
         progress("writing the weights")
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> Report:
         return Report(
             bars=BARS,
             values=_values(raw),
-            method=_method(made, rounds, args.threads, about, resident, options["touch"]),
+            method=_method(made, rounds, options["threads"], about, resident, options["touch"]),
             versions=machine.versions("holdfast", "numpy", "jax", "jaxlib", "safetensors"),
             raw=raw,
             notes=_notes(raw, args.smoke),

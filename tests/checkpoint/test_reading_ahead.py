@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import Checkpointer, reading
-from holdfast.checkpoint.loading import StepLoad
+from holdfast.checkpoint.loading import READERS, StepLoad
 from holdfast.errors import CorruptError, FormatError
 from holdfast.format import BLOCK
 from holdfast.journal import BlockBad
 from holdfast.storage import Files
 from tests.checkpoint.folder import damage, events, part_file
 
-BLOCKS = reading.AHEAD + 5
+BLOCKS = READERS + 5
 
 
 def tree(seed: int = 0) -> dict[str, Any]:
@@ -95,12 +95,12 @@ def test_a_load_of_some_arrays_reads_nothing_ahead(saved: Path, monkeypatch: pyt
         assert np.array_equal(ckpt.load(parts="small3")["small3"], tree()["small3"])
 
 
-@pytest.mark.parametrize("block", [0, reading.AHEAD - 1, reading.AHEAD])
+@pytest.mark.parametrize("block", [0, READERS - 1, READERS])
 def test_a_block_that_could_not_be_read_ahead_is_read_again(saved: Path, block: int) -> None:
     files = Reads()
     files.fail_at = block * BLOCK
     with Checkpointer(saved, files=files, journal=False) as ckpt:
-        if block < reading.AHEAD:
+        if block < READERS:
             assert same(ckpt.load())
             assert files.at.count(block * BLOCK) == 2
         else:  # in its turn: a failure
@@ -108,7 +108,7 @@ def test_a_block_that_could_not_be_read_ahead_is_read_again(saved: Path, block: 
                 ckpt.load(step=1)
 
 
-@pytest.mark.parametrize("block", [0, 3, reading.AHEAD - 1, reading.AHEAD + 2])
+@pytest.mark.parametrize("block", [0, 3, READERS - 1, READERS + 2])
 def test_damage_is_found_in_what_was_read_ahead(saved: Path, block: int) -> None:
     damage(part_file(saved, 1), block * BLOCK + BLOCK // 2)
     with Checkpointer(saved) as ckpt, pytest.raises(CorruptError) as caught:
@@ -147,18 +147,25 @@ def test_what_nobody_wants_is_given_up(saved: Path, monkeypatch: pytest.MonkeyPa
     assert readers() == []
 
 
-@pytest.mark.parametrize(("threads", "readers"), [(None, 8), (1, 1), (3, 3)])
-def test_as_many_read_as_asked(
+@pytest.mark.parametrize(("threads", "readers"), [(None, READERS), (1, 1), (3, 3)])
+def test_as_many_read_as_asked_each_with_one_buffer(
     saved: Path, monkeypatch: pytest.MonkeyPatch, threads: int | None, readers: int
 ) -> None:
     seen: list[int] = []
-    made = reading.BlockPipeline.__init__
+    buffers: list[int] = []
+    made, region = reading.BlockPipeline.__init__, reading.region
 
     def noted(self: Any, *args: Any, threads: int, **options: Any) -> None:
         seen.append(threads)
         made(self, *args, threads=threads, **options)
 
+    def taken(nbytes: int) -> Any:
+        buffers.append(nbytes)
+        return region(nbytes)
+
     monkeypatch.setattr(reading.BlockPipeline, "__init__", noted)
+    monkeypatch.setattr(reading, "region", taken)
     with Checkpointer(saved, threads=threads, journal=False) as ckpt:
-        ckpt.load()
+        assert same(ckpt.load())
     assert seen == [readers]
+    assert 1 <= len(buffers) <= readers

@@ -58,8 +58,8 @@ log = logging.getLogger("holdfast.checkpoint")
 
 _MANY: Final = 16
 """Blocks with at least this many arrays in them are read first."""
-READERS: Final = 8
-"""Some wait for the disk while others copy and hash, also where there are fewer cores."""
+READERS: Final = 16
+"""Most wait for the disk while some copy and hash, also where there are fewer cores."""
 _FILES: Final = 256
 """Arrays are made whole one after the other only if so many open files are enough for it."""
 _NOTHING: Final[Bytes1D] = np.empty(0, np.uint8)

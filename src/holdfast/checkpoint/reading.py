@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, Self, final
+from typing import Self, final
 
 from holdfast.arrays import Bytes1D, Landing, Move
 from holdfast.arrays.pages import region
@@ -40,9 +40,6 @@ from holdfast.storage import PartReader, Store
 BadBlock = Callable[[CorruptError, str], None]
 BlockKey = tuple[int, int, int]
 """Part, file in it, block in that."""
-
-AHEAD: Final = 16
-"""Blocks that are read before it is known where they go; so many buffers they need."""
 
 
 @dataclass(slots=True)
@@ -138,8 +135,8 @@ class BlockPipeline:
         self._early: dict[BlockKey, Future[tuple[Bytes1D, int]]] = {}
         """Blocks that are read ahead: the buffer, and how much of it was read."""
         self._buffers: list[Bytes1D] = []
-        """Those that nobody uses now."""
-        self._num_buffers = 0
+        """Those that nobody uses now. There is never more than one for each thread: what was read ahead is
+        taken before anything else is read."""
         self._readers: dict[tuple[str, int, int], PartReader] = {}
         self._left: Counter[tuple[int, int]] = Counter()
         """Blocks that are still to be read, by part and file."""
@@ -162,11 +159,11 @@ class BlockPipeline:
             reader.close()
 
     def read_ahead(self) -> None:
-        """Begin to read the first blocks of the parts in `indexes`, wherever they go. Does not wait.
+        """Begin to read the first blocks of the parts in `indexes`, one for each thread, wherever they go.
 
-        What fails is read again in its turn, and fails there.
+        Does not wait. What fails is read again in its turn, and fails there.
         """
-        for key in islice(_blocks_in(self._indexes), AHEAD):
+        for key in islice(_blocks_in(self._indexes), self._threads):
             self._early[key] = self._pool.submit(self._read_early, key)
 
     def run(self, blocks: Sequence[BlockRead]) -> Generator[list[Destination], None, None]:
@@ -323,16 +320,11 @@ class BlockPipeline:
         with self._lock:
             if self._buffers:
                 return self._buffers.pop()
-            self._num_buffers += 1
         return region(BLOCK)
 
     def _give_back(self, buffer: Bytes1D) -> None:
-        """One for each reader is kept; those beyond were for what is read ahead."""
         with self._lock:
-            if self._num_buffers > self._threads:
-                self._num_buffers -= 1
-            else:
-                self._buffers.append(buffer)
+            self._buffers.append(buffer)
 
     def _check(self, index: PartIndex, block: BlockRead, data: Bytes1D) -> None:
         started = time.thread_time()

@@ -46,6 +46,7 @@ from holdfast.checkpoint.hub.mapping import NameMap
 from holdfast.checkpoint.hub.matching import Matched, MatchedLeaf
 from holdfast.checkpoint.hub.packed import PACKED, STEP, file_bytes, unpacked
 from holdfast.checkpoint.hub.repository import Entry, Repository
+from holdfast.checkpoint.loading import READERS
 from holdfast.checkpoint.memory import Allocator
 from holdfast.errors import FormatError, UsageError
 from holdfast.storage import ALIGN, PartReader, StoreOptions
@@ -69,7 +70,7 @@ def load_hub(
     *,
     cast: bool | Sequence[str] = False,
     strict: bool = True,
-    threads: int = 4,
+    threads: int = READERS,
     options: StoreOptions | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Any:
@@ -162,7 +163,7 @@ class HubLoad:
         matched: Matched,
         *,
         rank: int,
-        threads: int = 4,
+        threads: int = READERS,
         window: int = WINDOW,
         progress: Callable[[int], None] | None = None,
     ) -> None:
