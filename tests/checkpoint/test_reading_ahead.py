@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from holdfast.arrays.pages import region
 from holdfast.checkpoint import Checkpointer, reading
 from holdfast.checkpoint.loading import READERS, StepLoad
 from holdfast.errors import CorruptError, FormatError
@@ -153,7 +154,7 @@ def test_as_many_read_as_asked_each_with_one_buffer(
 ) -> None:
     seen: list[int] = []
     buffers: list[int] = []
-    made, region = reading.BlockPipeline.__init__, reading.region
+    made = reading.BlockPipeline.__init__
 
     def noted(self: Any, *args: Any, threads: int, **options: Any) -> None:
         seen.append(threads)
