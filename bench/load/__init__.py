@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--size-gib", type=float, default=1.0, help="size of the weights (default 1)")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds (default 9)")
-    parser.add_argument("--threads", type=int, help="reading threads of holdfast (default: its own)")
+    parser.add_argument("--threads", type=int, default=READERS, help="reading threads of holdfast")
     parser.add_argument(
         "--memory",
         choices=["as-found", "touched"],
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> Report:
     with machine.work_folder(args.dir or Path("build"), "load") as folder:
         machine.require_room(folder, disk=nbytes + (64 << 20), memory=4 * nbytes + (1 << 30))
         about = machine.description(folder)
-        options: dict[str, Any] = {"nbytes": nbytes, "rounds": rounds, "threads": args.threads or READERS}
+        options: dict[str, Any] = {"nbytes": nbytes, "rounds": rounds, "threads": args.threads}
         options["touch"] = args.memory == "touched"
         env = {"JAX_PLATFORMS": "cpu"}
         progress("writing the weights")
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> Report:
         return Report(
             bars=BARS,
             values=_values(raw),
-            method=_method(made, rounds, options["threads"], about, resident, options["touch"]),
+            method=_method(made, rounds, args.threads, about, resident, options["touch"]),
             versions=machine.versions("holdfast", "numpy", "jax", "jaxlib", "safetensors"),
             raw=raw,
             notes=_notes(raw, args.smoke),

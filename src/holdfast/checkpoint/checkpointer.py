@@ -71,8 +71,8 @@ class Checkpointer:
         mirror: a second place, such as "s3://bucket/run", to which the vault copies committed steps in the
             background, and from which loads take what the folder lacks; or a `Mirror` with which steps, how
             long they stay, and how fast.
-        threads: threads that read and write. Without it 4 write and 8 read: some wait for the disk while
-            others copy.
+        threads: threads that read and write. Without it 4 write and 16 read: most wait for the disk while
+            some copy.
         deadline_s: the longest that a save may take, or wait for a slot or another rank.
         recycle: overwrite files of pruned steps instead of making new ones.
         journal: file for events; True for `journal.jsonl` in the folder (none for an object store), False
