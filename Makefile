@@ -17,7 +17,7 @@ TOLD := 2> >(awk '!/^WARNING:/' >&2) | awk '/^ *(Downloading|Using cached) / && 
 	/^Installing collected/ { print "  Installing " NF - 3 " packages"; fflush() }'
 # The stamps are named after what was installed, so a change of that refreshes the venv.
 SUM = $(shell cat $(1) | cksum | cut -d' ' -f1)
-INSTALLED := $(VENV)/.installed-$(call SUM,requirements.lock pyproject.toml hatch_build.py src/holdfast/arrays/streaming.c)
+INSTALLED := $(VENV)/.installed-$(call SUM,requirements.lock pyproject.toml hatch_build.py $(wildcard src/holdfast/arrays/*.[ch]))
 BENCH_INSTALLED := $(VENV)/.bench-$(call SUM,requirements.lock requirements-bench.lock)
 CODE := $(wildcard src tests bench examples hatch_build.py)
 

@@ -1,4 +1,4 @@
-"""Builds the one piece of C, where there is a compiler for it; without it copies are slower, not wrong."""
+"""Builds what is written in C, where there is a compiler; without it much is slower, and nothing is wrong."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import platform
 import shlex
 import subprocess
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("src/holdfast/arrays/streaming.c")
-LIBRARY = SOURCE.with_name("_streaming.so")
+FOLDER = Path("src/holdfast/arrays")
+SOURCES = tuple(FOLDER / name for name in ("streaming.c", "hashing.c", "scattering.c", "passing.c"))
+LIBRARY = FOLDER / "_native.so"
 TIMEOUT_S = 120
 
 
-class StreamingCopy(BuildHookInterface[Any]):
+class NativeCode(BuildHookInterface[Any]):
     """A wheel with the library has a platform, one without it has none."""
 
     PLUGIN_NAME = "custom"
@@ -25,16 +27,16 @@ class StreamingCopy(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; what fails is said and leaves a package that does without."""
         root = Path(self.root)
-        if (why := built(root / SOURCE, root / LIBRARY)) is not None:
-            self.app.display_warning(f"built without the streaming copy, so large copies are slower: {why}")
+        if (why := built([root / source for source in SOURCES], root / LIBRARY)) is not None:
+            self.app.display_warning(f"built without native code, so copies and loads are slower: {why}")
             return
         build_data["artifacts"].append(str(LIBRARY))
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
 
-def built(source: Path, library: Path) -> str | None:
-    """Why `library` could not be made from `source`; None if it was. Nothing old is left in its place."""
+def built(sources: Sequence[Path], library: Path) -> str | None:
+    """Why `library` could not be made from `sources`; None if it was. Nothing old is left in its place."""
     library.unlink(missing_ok=True)
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return f"it is written for Linux on x86_64, and this is {platform.system()} on {platform.machine()}"
@@ -42,7 +44,7 @@ def built(source: Path, library: Path) -> str | None:
     compiler = shlex.split(os.environ.get("CC", "cc"))
     try:
         done = subprocess.run(
-            [*compiler, "-O3", "-fPIC", "-shared", "-o", str(made), str(source)],
+            [*compiler, "-O3", "-fPIC", "-shared", "-o", str(made), *map(str, sources)],
             capture_output=True,
             text=True,
             errors="replace",

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hatch_build import LIBRARY, SOURCE, built
+from hatch_build import LIBRARY, SOURCES, built
 from holdfast.arrays import copying
 from holdfast.arrays.copying import Batch, Copy, address_of, copy_bytes, load
 
@@ -32,7 +33,7 @@ _random = np.random.default_rng(1).integers(0, 256, 300_000, dtype=np.uint8)
 @pytest.fixture(params=["as installed", "without the library"])
 def libraries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param != "as installed":
-        monkeypatch.setattr(copying, "_library", None)
+        monkeypatch.setattr(copying, "library", None)
 
 
 @given(
@@ -107,9 +108,38 @@ def test_many_at_once(way: str) -> None:
     assert batch.same(0, len(sizes))
 
 
+def test_copied_hashed_and_compared_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [1, 17, 70_001, 40_000, 5]
+    sources = [_random[at : at + size].copy() for at, size in enumerate(sizes)]
+    offsets = np.cumsum([0, *(size + 3 for size in sizes)])
+    target = np.zeros(offsets[-1], np.uint8)
+    columns = (
+        offsets[:-1].astype(np.uint64),
+        np.array([address_of(source) for source in sources], np.uint64),
+        np.array(sizes, np.uint64),
+    )
+    batch = Batch(address_of(target), *columns)
+    if copying.library is not None:
+        whole = np.concatenate(sources)
+        for compared in (True, False):
+            target[:] = 0
+            assert batch.copy_hashed(compared=compared) == (xxhash.xxh3_128_digest(whole.data), True)
+            assert batch.same(0, len(sizes))
+            gaps = [
+                target[begin + size : begin + size + 3] for begin, size in zip(offsets, sizes, strict=False)
+            ]
+            assert not np.concatenate(gaps).any(), "only what was asked for"
+        few = Batch(address_of(target), *(column[:2] for column in columns))
+        assert few.copy_hashed(compared=True) is None, "too few for a digest"
+    monkeypatch.setattr(copying, "library", None)
+    target[:] = 0
+    assert batch.copy_hashed(compared=True) is None
+    assert not target.any()
+
+
 @pytest.mark.parametrize("kind", ["none", "no library", "another one"])
 def test_a_library_that_is_not_ours_is_done_without(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "_streaming.so"
+    path = tmp_path / "_native.so"
     if kind == "no library":
         path.write_bytes(b"\x7fELF and so on")
     elif kind == "another one":
@@ -128,9 +158,9 @@ def test_an_installation_has_the_library() -> None:
 
 @needs_compiler
 def test_it_is_built_anew(tmp_path: Path) -> None:
-    library = tmp_path / "_streaming.so"
+    library = tmp_path / "_native.so"
     library.write_bytes(b"old")
-    assert built(ROOT / SOURCE, library) is None
+    assert built([ROOT / source for source in SOURCES], library) is None
     assert load(library) is not None
     assert list(tmp_path.iterdir()) == [library]
 
@@ -140,9 +170,9 @@ def test_without_a_compiler_nothing_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
 ) -> None:
     monkeypatch.setenv("CC", compiler)
-    library = tmp_path / "_streaming.so"
+    library = tmp_path / "_native.so"
     library.write_bytes(b"built from other sources")
-    assert compiler in (built(ROOT / SOURCE, library) or "")
+    assert compiler in (built([ROOT / source for source in SOURCES], library) or "")
     assert not list(tmp_path.iterdir())
 
 
@@ -159,7 +189,7 @@ def test_wheels_with_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "dist").iterdir()
-    has_it = "holdfast/arrays/_streaming.so" in zipfile.ZipFile(wheel).namelist()
+    has_it = "holdfast/arrays/_native.so" in zipfile.ZipFile(wheel).namelist()
     assert has_it == (compiler == "cc")
     assert wheel.name.endswith("-none-any.whl") != has_it
-    assert ("streaming copy" in done.stdout + done.stderr) != has_it
+    assert ("native code" in done.stdout + done.stderr) != has_it

@@ -16,8 +16,8 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-LIBRARY: Final = Path(__file__).with_name("_streaming.so")
-"""Made from streaming.c when the package is installed (hatch_build.py)."""
+LIBRARY: Final = Path(__file__).with_name("_native.so")
+"""Made from the C files of this folder when the package is installed (hatch_build.py)."""
 
 Copy = Callable[[int, int, int], object]
 """(target, source, nbytes): addresses of memory that does not overlap. It does not hold the GIL."""
@@ -26,24 +26,36 @@ Numbers = npt.NDArray[np.uint64]
 _MANY: Final = ("holdfast_stream_all", "holdfast_copy_all", "holdfast_same_all")
 
 
-def load(library: Path = LIBRARY) -> ctypes.CDLL | None:
-    """The copies written in C; None where the package has none."""
+def load(path: Path = LIBRARY) -> ctypes.CDLL | None:
+    """What is written in C; None where the package has none of it."""
     try:
-        found = ctypes.CDLL(str(library))
+        found = ctypes.CDLL(str(path))
         one, many = found.holdfast_stream, [getattr(found, name) for name in _MANY]
+        scatter, hashed = found.holdfast_scatter, found.holdfast_copy_hashed
+        size, begin, move = found.holdfast_passage_bytes, found.holdfast_passage, found.holdfast_pass
+        passed = found.holdfast_passed
     except (OSError, AttributeError):  # not built, or built for another machine or from other sources
         return None
     one.argtypes, one.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t], None
     for function in many:
         function.argtypes, function.restype = [*[ctypes.c_void_p] * 4, ctypes.c_size_t], ctypes.c_int
+    number, address = ctypes.c_uint64, ctypes.c_void_p
+    scatter.argtypes = [
+        ctypes.c_int, number, number, address, number, address, number, number, address, address,
+    ]  # fmt: skip
+    scatter.restype = move.restype = ctypes.c_int64
+    hashed.argtypes = [*[address] * 4, ctypes.c_size_t, ctypes.c_int, address]
+    size.restype = ctypes.c_size_t
+    begin.argtypes, begin.restype = [address, address, number, number, number], None
+    move.argtypes, passed.argtypes = [address, ctypes.c_int, ctypes.c_int], [address]
     return found
 
 
-_library = load()
+library = load()
 _libc: Final = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
-copy_bytes: Final[Copy] = ctypes.memmove if _library is None else _library.holdfast_stream
+copy_bytes: Final[Copy] = ctypes.memmove if library is None else library.holdfast_stream
 """The fastest copy of many bytes that there is here."""
 
 
@@ -61,23 +73,35 @@ class Batch:
 
     def stream(self, begin: int, end: int) -> None:
         """Copy past the cache."""
-        if _library is None:
+        if library is None:
             self.copy(begin, end)
         else:
-            _library.holdfast_stream_all(*self._arguments(begin, end))
+            library.holdfast_stream_all(*self._arguments(begin, end))
 
     def copy(self, begin: int, end: int) -> None:
         """Copy, and leave it in the cache for who looks at it next."""
-        if _library is not None:
-            _library.holdfast_copy_all(*self._arguments(begin, end))
+        if library is not None:
+            library.holdfast_copy_all(*self._arguments(begin, end))
             return
         for target, source, size in self._rows(begin, end):
             ctypes.memmove(target, source, size)
 
+    def copy_hashed(self, *, compared: bool) -> tuple[bytes, bool] | None:
+        """Copy all; the xxh3_128 of what is at the targets then, and whether both sides are the same.
+
+        That is looked at only if asked for. None, and nothing is copied, where there is no library; None as
+        well if there are too few bytes.
+        """
+        if library is None:
+            return None
+        digest = ctypes.create_string_buffer(16)
+        same = library.holdfast_copy_hashed(*self._arguments(0, len(self.columns[0])), compared, digest)
+        return None if same < 0 else (digest.raw, bool(same))
+
     def same(self, begin: int, end: int) -> bool:
         """Whether both sides have the same bytes."""
-        if _library is not None:
-            return bool(_library.holdfast_same_all(*self._arguments(begin, end)))
+        if library is not None:
+            return bool(library.holdfast_same_all(*self._arguments(begin, end)))
         return all(_libc.memcmp(*row) == 0 for row in self._rows(begin, end))
 
     def _arguments(self, begin: int, end: int) -> tuple[int, ...]:
