@@ -230,6 +230,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "block_seed",
         "cells",
         "check_block",
+        "check_digest",
         "check_meta",
         "check_size",
         "check_slice",

@@ -18,12 +18,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Self, final
+from typing import Final, Self, final
 
 from holdfast.arrays import Bytes1D, Landing, Move
 from holdfast.arrays.pages import region
+from holdfast.arrays.scattering import Scatter, scatters
 from holdfast.checkpoint.memory import Runway
-from holdfast.errors import CorruptError, HoldfastError
+from holdfast.errors import CorruptError, HoldfastError, StorageError
 from holdfast.format import (
     BLOCK,
     PartIndex,
@@ -31,11 +32,14 @@ from holdfast.format import (
     block_digest,
     block_range,
     block_seed,
-    check_block,
+    check_digest,
     check_size,
     data_name,
 )
 from holdfast.storage import PartReader, Store
+
+_PIECE: Final = 1 << 20
+"""Bytes that are read, copied and hashed at a time: a core's cache has them still when they are hashed."""
 
 BadBlock = Callable[[CorruptError, str], None]
 BlockKey = tuple[int, int, int]
@@ -275,23 +279,56 @@ class BlockPipeline:
             self.stats.repaired += repaired
 
     def _read_from(self, store: Store, block: BlockRead) -> None:
+        """Bring the bytes of a block to where they go, and verify them. Nothing is handed on before that."""
         index = self._indexes[block.part]
         begin, end = block_range(block.block, index.files[block.file].size)
+        if scatters(end - begin):
+            self._scatter(store, block, index, begin, end)
+        else:
+            self._copy_out(store, block, index, begin, end)
+        with self._lock:
+            self.stats.bytes_read += end - begin
+
+    def _scatter(self, store: Store, block: BlockRead, index: PartIndex, begin: int, end: int) -> None:
+        """Copy and hash piece by piece, each as it is read where the store has a descriptor for that."""
+        copies = Scatter((move, destination.data) for move, destination in block.copies)
+        seed = block_seed(index.save, index.part, block.block, block.file) if self._verify else None
+        early = self._taken_early(block.key)
+        fd = None if early is not None else self._reader(store, block.part, block.file).descriptor()
+        size = end - begin
+        buffer, got = early or (self._filled(store, block.key) if fd is None else (self._free_buffer(), size))
+        try:
+            self._check_whole(index, block, begin + got)
+            if fd is not None:
+                found = copies.read(fd, begin, size, buffer[:_PIECE], seed)
+            else:
+                found = copies.take(buffer[:size], begin, seed)
+        except OSError as error:
+            raise StorageError.from_os(
+                error, doing="read", path=self._reader(store, *block.key[:2]).path
+            ) from error
+        finally:
+            self._give_back(buffer)
+        self._check_whole(index, block, begin + found.nbytes)
+        if self._verify:
+            self._check(index, block, found.digest, found.hash_s)
+
+    def _copy_out(self, store: Store, block: BlockRead, index: PartIndex, begin: int, end: int) -> None:
+        """The same where nothing in C can be had for it."""
         buffer, got = self._taken_early(block.key) or self._filled(store, block.key)
         try:
             data = buffer[: min(got, end - begin)]
-            if data.size < end - begin:
-                check_block(index, block.file, block.block, data.data)  # raises: the file is shorter
-            # Scattering first leaves the bytes in cache for the hash. Nothing is handed on before it.
+            self._check_whole(index, block, begin + data.size)
+            # Scattering first leaves the bytes in cache for the hash.
             for copy_out, destination in block.copies:
                 for move in copy_out.clip(begin, end):
                     move.shifted(source=-begin).apply(data, destination.data)
             if self._verify:
-                self._check(index, block, data)
+                started = time.thread_time()
+                seed = block_seed(index.save, index.part, block.block, block.file)
+                self._check(index, block, block_digest(data.data, seed), time.thread_time() - started)
         finally:
             self._give_back(buffer)
-        with self._lock:
-            self.stats.bytes_read += data.size
 
     def _read_early(self, key: BlockKey) -> tuple[Bytes1D, int]:
         return self._filled(next(iter(self._stores)), key)
@@ -326,15 +363,16 @@ class BlockPipeline:
         with self._lock:
             self._buffers.append(buffer)
 
-    def _check(self, index: PartIndex, block: BlockRead, data: Bytes1D) -> None:
-        started = time.thread_time()
-        seed = block_seed(index.save, index.part, block.block, block.file)
-        found = block_digest(data.data, seed)
-        spent = time.thread_time() - started
+    def _check(self, index: PartIndex, block: BlockRead, seen: bytes, hash_s: float) -> None:
         with self._lock:
-            self.stats.hash_s += spent
-        if found != index.files[block.file].block(block.block):
-            check_block(index, block.file, block.block, data.data)
+            self.stats.hash_s += hash_s
+        check_digest(index, block.file, block.block, seen)
+
+    def _check_whole(self, index: PartIndex, block: BlockRead, seen: int) -> None:
+        """A file whose block ends at `seen` may have become shorter while it was read."""
+        entry = index.files[block.file]
+        if seen < block_range(block.block, entry.size)[1]:
+            check_size(entry.name, seen, entry.size)
 
     def _reader(self, store: Store, part: int, file: int) -> PartReader:
         key = (store.root, part, file)

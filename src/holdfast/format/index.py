@@ -145,13 +145,17 @@ def check_slice(index: PartIndex, piece: Slice, stop: Sequence[int], itemsize: i
 
 def check_block(index: PartIndex, file: int, block: int, data: checksum.Buffer) -> None:
     """CorruptError, naming file, block and arrays, unless `data` is what the part holds there."""
-    entry = index.files[file]
-    begin, end = checksum.block_range(block, entry.size)
     seed = checksum.block_seed(index.save, index.part, block, file)
-    seen = checksum.block_digest(data, seed)
+    check_digest(index, file, block, checksum.block_digest(data, seed))
+
+
+def check_digest(index: PartIndex, file: int, block: int, seen: bytes) -> None:
+    """The same for a block whose digest is `seen`."""
+    entry = index.files[file]
     expected = entry.block(block)
     if seen == expected:
         return
+    begin, end = checksum.block_range(block, entry.size)
     names = arrays_in(index, file, begin, end)
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     raise CorruptError(

@@ -393,6 +393,13 @@ class _LocalPartReader(PartReader):
             self._hold()
             return self._files.read_at(fd, buffer, offset)
 
+    def descriptor(self) -> int | None:
+        if type(self._files).read_at is not Files.read_at:
+            return None  # reads are recorded, or made up
+        with self._store._doing("read", self.path):
+            self._hold()
+        return self._fd if self._direct is None else self._direct
+
     def read(self, offset: int, length: int) -> bytes:
         """A small range, through the page cache."""
         data = bytearray(max(0, min(length, self.size - offset)))

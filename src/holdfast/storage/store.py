@@ -112,6 +112,13 @@ class PartReader(ABC):
     def read(self, offset: int, length: int) -> bytes:
         """A small range."""
 
+    def descriptor(self) -> int | None:
+        """What reads as `read_into` does, for one reading now, by code that asks the system itself.
+
+        None where only `read_into` will do.
+        """
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Release everything."""
