@@ -315,7 +315,7 @@ def test_replicas_are_written_once(root: Path) -> None:
     assert 3 << 20 <= part.stat().st_size <= (3 << 20) + 8192
 
 
-def test_arrays_that_lie_whole_on_many_devices_are_made_by_one_put_each(
+def test_arrays_on_many_devices_are_made_by_one_call_each(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = mesh(2, 4)
@@ -328,16 +328,17 @@ def test_arrays_that_lie_whole_on_many_devices_are_made_by_one_put_each(
         "cut": sharded(np.arange(16.0, dtype=np.float32), over, "x"),
     }
     ckpt = save(root, tree)
-    put, sent = jax.device_put, []
+    make, made = jax.make_array_from_callback, []
 
-    def counted(data: Any, where: Any = None, **options: Any) -> Any:
-        sent.extend(data if isinstance(data, list) else [data])
-        return put(data, where, **options)
+    def counted(shape: Any, *rest: Any) -> Any:
+        made.append(shape)
+        return make(shape, *rest)
 
-    monkeypatch.setattr(jax, "device_put", counted)
+    monkeypatch.setattr(jax, "make_array_from_callback", counted)
+    monkeypatch.setattr(jax, "device_put", lambda *_, **__: pytest.fail("shards were put one by one"))
     found = ckpt.load(into=tree)
     monkeypatch.undo()
-    assert len(sent) == 5 + 8, "one for each that is whole, one for each device of what is cut"
+    assert len(made) == len(tree), "shards and all"
     for name, array in tree.items():
         assert found[name].sharding == array.sharding
         assert found[name].committed

@@ -118,6 +118,9 @@ class JaxSink:
             and not isinstance(sharding, SingleDeviceSharding)
         )
         """Whether all devices have the same bytes: JAX makes such an array in one call, shards and all."""
+        self.at_home = committed and all(device.platform == "cpu" for device in self.devices)
+        """Whether its devices use the host's memory: such an array is made in one call, shards and all."""
+        self._box_of = {tuple(map(tuple, box)): number for number, box in enumerate(layout.boxes.tolist())}
         local = tuple(0 if devices else -1 for devices in self._devices)
         self.description = Description(
             layout, local, kind="key" if self._impl is not None else "array", impl=self._impl
@@ -144,12 +147,36 @@ class JaxSink:
             found += [(host, device) for device in self._devices[box]]
         return found
 
+    def made(self, boxes: dict[int, Bytes1D], *, alias: bool) -> Any:
+        """The array out of host memory, which it keeps if `alias` says that it may.
+
+        Measured for eight shards: 0.18 ms, where a `device_put` of each takes 0.6 ms.
+        """
+        layout = self.description.layout
+        numpy_dtype = dtype_of(layout.dtype).numpy
+        shape = self._sharding.shard_shape(layout.shape)
+        hosts = {box: data.view(numpy_dtype).reshape(shape) for box, data in boxes.items()}
+        if not alias:
+            hosts = {box: host.copy() for box, host in hosts.items()}
+
+        def shard(index: tuple[slice, ...] | None) -> Any:
+            if len(hosts) == 1:  # on all devices; also an empty array, which is described as one box
+                return next(iter(hosts.values()))
+            assert index is not None
+            pairs = zip(index, layout.shape, strict=True)
+            return hosts[self._box_of[tuple(one.indices(dim)[:2] for one, dim in pairs)]]
+
+        return self._wrapped(jax.make_array_from_callback(layout.shape, self._sharding, shard))
+
     def assembled(self, shards: Sequence[Any]) -> Any:
         """The array out of what was made of its hosts."""
         array = shards[0]
         if not self._together and not isinstance(self._sharding, SingleDeviceSharding):
             shape = self.description.layout.shape
             array = jax.make_array_from_single_device_arrays(shape, self._sharding, list(shards))
+        return self._wrapped(array)
+
+    def _wrapped(self, array: Any) -> Any:
         return array if self._impl is None else jax.random.wrap_key_data(array, impl=self._impl)
 
 
@@ -240,9 +267,9 @@ class JaxAdapter:
     def memory(self, leaf: Any, ordinal: int) -> Memory:
         if not isinstance(leaf.dtype, np.dtype):  # a typed key; issubdtype would cost microseconds
             leaf = jax.random.key_data(leaf)
-        if _in_host_memory(leaf):
+        if num_devices := _in_host_memory(leaf):
             # The view of a shard costs five microseconds, and a state has thousands of arrays.
-            shard = leaf if _num_devices(leaf.sharding) == 1 else leaf.addressable_data(ordinal)
+            shard = leaf if num_devices == 1 else leaf.addressable_data(ordinal)
             return Memory(shard.unsafe_buffer_pointer(), shard)
         host = np.ascontiguousarray(np.asarray(leaf.addressable_data(ordinal)))
         return Memory(address_of(host), host)
@@ -251,7 +278,7 @@ class JaxAdapter:
         if not isinstance(leaf.dtype, np.dtype):
             leaf = jax.random.key_data(leaf)
         shard = leaf.addressable_data(ordinal)
-        if not _on_cpu(leaf.sharding) and not is_packed(leaf.dtype):
+        if not _num_cpus(leaf.sharding) and not is_packed(leaf.dtype):
             shard = _pinned(shard)
         # A view through the array protocol: on CPU, and on pinned memory, it is no copy, and while it lives
         # the runtime copies instead of reusing the memory when the array is donated.
@@ -294,25 +321,26 @@ _ROW_MAJOR = [tuple(range(ndim)) for ndim in range(65)]
 
 
 @lru_cache(maxsize=4096)
-def _on_cpu(sharding: Sharding) -> bool:
-    device: Any = next(iter(sharding.device_set))
-    return bool(device.platform == "cpu")
+def _num_cpus(sharding: Sharding) -> int:
+    """How many devices an array is on, if they use the host's memory, else 0.
+
+    One question, not two: to look a sharding up takes longer than to find the bytes.
+    """
+    devices: Any = sharding.device_set
+    return len(devices) if next(iter(devices)).platform == "cpu" else 0
 
 
-@lru_cache(maxsize=4096)
-def _num_devices(sharding: Sharding) -> int:
-    return len(sharding.device_set)
-
-
-def _in_host_memory(leaf: Any) -> bool:
-    """Whether the bytes of an array's shards can be read by address: on CPU, unpacked, row-major."""
-    if not _on_cpu(leaf.sharding) or is_packed(leaf.dtype):
-        return False
+def _in_host_memory(leaf: Any) -> int:
+    """On how many devices an array is, if the bytes of its shards can be read by address: on CPU, unpacked,
+    row-major; else 0."""
+    found = _num_cpus(leaf.sharding)
+    if not found or is_packed(leaf.dtype):
+        return 0
     if leaf.ndim < 2:
-        return True
+        return found
     # A program may ask for any dimension order; reading by address is only right for the default one.
     order: tuple[int, ...] = leaf.format.layout.major_to_minor
-    return bool(order == _ROW_MAJOR[leaf.ndim])
+    return found if order == _ROW_MAJOR[leaf.ndim] else 0
 
 
 def _pinned(shard: Any) -> Any:

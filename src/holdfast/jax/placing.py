@@ -23,7 +23,11 @@ def put(batch: Sequence[Placement], made: list[Made], *, kept: bool) -> list[Any
     What is on its way to devices is added to `made` as it is sent, also if a later part of the batch fails.
     """
     chosen: dict[tuple[bool, bool], list[tuple[int, Any, Any]]] = {}
+    arrays: dict[int, Any] = {}
     for at, placement in enumerate(batch):
+        if not kept and placement.sink.at_home:
+            arrays[at] = placement.sink.made(placement.boxes, alias=placement.alias)
+            continue
         kind = (kept or placement.alias, placement.sink.committed)
         for host, where in placement.sink.hosts(placement.boxes):
             chosen.setdefault(kind, []).append((at, host, where))
@@ -40,7 +44,9 @@ def put(batch: Sequence[Placement], made: list[Made], *, kept: bool) -> list[Any
         for (at, host, _), shard in zip(hosts, sent, strict=True):
             made.append(Made(host, shard))
             shards.setdefault(at, []).append(shard)
-    return [placement.sink.assembled(shards[at]) for at, placement in enumerate(batch)]
+    for at, some in shards.items():
+        arrays[at] = batch[at].sink.assembled(some)
+    return [arrays[at] for at in range(len(batch))]
 
 
 def foreign(host: Any, where: Any) -> Any:
