@@ -1,12 +1,14 @@
 """From a slot to disk: hash and write the blocks of a part as they are staged, then commit.
 
 States of a job: queued -> writing -> synced -> voted -> decided -> committed | failed. It may be aborted
-while it is not staged. Blocks are hashed once and written in parallel as soon as the watermark has passed
-them. A failure at any point removes the job's own files and leaves every committed step as it was.
+while it is not staged. Blocks are written in parallel as soon as the watermark has passed them, and hashed
+once, when all are staged. A failure at any point removes the job's own files and leaves every committed
+step as it was.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -255,17 +257,26 @@ class Persister:
         return index
 
     def _write_blocks(self, job: Job, writer: PartWriter) -> bytes:
+        """Write each block when it is staged, and hash them once all are; the digests.
+
+        A trainer that still copies needs the processors: writing takes hardly any of them, hashing does. It
+        is done beside the writing that is left, by this thread and by those that have nothing more to write.
+        """
         deadline = Deadline(job.order.deadline_s)
-        digests: list[bytes] = []
-        running: deque[Future[bytes]] = deque()
+        count = num_blocks(job.recipe.size)
+        digests = [b""] * count
+        running: deque[Future[None]] = deque()
         try:
-            for block in range(num_blocks(job.recipe.size)):
-                begin, end = block_range(block, job.recipe.size)
-                job.wait(end, deadline)
-                running.append(self._crew.submit(self._write_block, job, writer, block, begin, end))
-                while len(running) > 2 * self._threads or (running and running[0].done()):
-                    digests.append(running.popleft().result(deadline.remaining()))
-            digests.extend(future.result(deadline.remaining()) for future in _drained(running))
+            for block in range(count):
+                job.wait(block_range(block, job.recipe.size)[1], deadline)
+                running.append(self._crew.submit(self._write_block, job, writer, block))
+                while running[0].done() and len(running) > 1:
+                    running.popleft().result(0)
+            todo = itertools.count()  # `next` on it is atomic
+            running.extend(self._crew.submit(self._hash, job, todo, digests) for _ in range(self._threads))
+            self._hash(job, todo, digests)
+            for future in _drained(running):
+                future.result(deadline.remaining())
         finally:
             # No thread may touch the file or the slot once this save is given up.
             for future in running:
@@ -275,15 +286,22 @@ class Persister:
                     future.exception(deadline.remaining() + 60.0)
         return b"".join(digests)
 
-    def _write_block(self, job: Job, writer: PartWriter, block: int, begin: int, end: int) -> bytes:
-        seed = block_seed(job.order.save, job.recipe.part, block)
+    def _write_block(self, job: Job, writer: PartWriter, block: int) -> None:
+        begin, end = block_range(block, job.recipe.size)
         # Released in any case: the traceback of a failed write would keep the slot mapped. An upload holds
         # views of its own until it is over.
         with job.image[begin:end] as data:
             writer.write(data, begin)
-            found = block_digest(data, seed)
         faults.site("vault.block.written")
-        return found
+
+    def _hash(self, job: Job, todo: Iterator[int], digests: list[bytes]) -> None:
+        """Take blocks that nobody else has taken, until there are none."""
+        for block in todo:
+            if block >= len(digests):
+                return
+            begin, end = block_range(block, job.recipe.size)
+            with job.image[begin:end] as data:
+                digests[block] = block_digest(data, block_seed(job.order.save, job.recipe.part, block))
 
     def _discard(self, job: Job) -> None:
         """Remove what this job wrote; leftovers are cleaned at the next start."""
@@ -295,7 +313,7 @@ class Persister:
                 self._store.remove_folder(folder)
 
 
-def _drained(running: deque[Future[bytes]]) -> Iterator[Future[bytes]]:
+def _drained(running: deque[Future[None]]) -> Iterator[Future[None]]:
     while running:
         yield running.popleft()
 
