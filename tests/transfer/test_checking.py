@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.arrays import Bytes1D, Move
+from holdfast.arrays import Bytes1D, Move, copying
 from holdfast.arrays.copying import Batch
 from holdfast.errors import IntegrityError, TransferError
 from holdfast.transfer import Endpoint, Shard, TransferPlan, movers, served
@@ -22,6 +23,7 @@ from holdfast.transfer.messages import Credit, Wrote
 from holdfast.transfer.pulling import PeerLink
 from holdfast.transfer.route import Stream, Stretch
 from holdfast.transfer.serving import TargetLink
+from tests.arrays.faulty import FaultyLibrary
 
 ROWS, COLUMNS = 4, 2 * BLOCK // 8  # of 8 bytes: a row is two blocks
 WHOLE = np.arange(ROWS * COLUMNS, dtype=np.float64).reshape(ROWS, COLUMNS)
@@ -39,6 +41,13 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> FaultyLibrary:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler here: the package does without the copies in C")
+    return FaultyLibrary(tmp_path_factory.mktemp("faulty"))
+
+
 @pytest.fixture
 def scene(kind: str) -> Iterator[Scene]:
     """A source, what it publishes, and what makes a plan of another target, over shared memory."""
@@ -54,6 +63,32 @@ def scene(kind: str) -> Iterator[Scene]:
         yield source, array, plan
         for target in targets:
             target.close()
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["digests known", "a new version"])
+@pytest.mark.parametrize("at", [0, 3, -1])
+@pytest.mark.parametrize("kind", ["contiguous"], indirect=True)
+def test_a_copy_in_c_that_goes_wrong_is_noticed(
+    scene: Scene, at: int, fresh: bool, faulty: FaultyLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, array, plan_of = scene
+    plan = plan_of()
+    faulty.fail_at(-1)
+    monkeypatch.setattr(copying, "library", faulty.library)
+    for _ in range(2):
+        assert np.array_equal(plan.run().result(20).tree["w"], WHOLE)
+    steps, left = divmod(faulty.made, 2)
+    assert steps > 3, "the copies go through it"
+    assert not left
+    if fresh:
+        source.publish("w", {"w": array}, 2)
+    faulty.fail_at(at % steps)
+    with pytest.raises(IntegrityError, match="arrived damaged; it holds w"):
+        plan.run().result(20)
+    assert plan.current is not None
+    assert np.array_equal(plan.current[1]["w"], WHOLE), "what was in service stays"
+    faulty.fail_at(-1)
+    assert np.array_equal(plan.run().result(20).tree["w"], WHOLE)
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["digests known", "a new version"])
@@ -90,6 +125,7 @@ def test_a_copy_that_goes_wrong_is_noticed(
 
     monkeypatch.setattr(served, "copy", damaging)
     monkeypatch.setattr(Batch, "copy", damaging_group)
+    monkeypatch.setattr(Batch, "copy_hashed", lambda *_, **__: None)  # as without the library
     with pytest.raises(IntegrityError, match="arrived damaged; it holds w"):
         plan.run().result(20)
     assert calls > at % total

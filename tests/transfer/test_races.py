@@ -26,7 +26,7 @@ from holdfast.transfer.publication import Shelf
 from holdfast.transfer.pulling import PeerLink
 from holdfast.transfer.served import ServedRun
 from holdfast.transfer.serving import TargetLink
-from holdfast.transfer.streams import Feed, send_chunk
+from holdfast.transfer.streams import Feed, send_hashed
 from holdfast.transfer.timers import Timers
 from holdfast.transfer.workers import Workers
 from tests.transfer.raw import RawTarget
@@ -104,14 +104,14 @@ def test_a_revoked_version_is_read_no_more_also_if_its_lease_had_run_out(
     def held(*args: Any) -> bytes:
         within.set()
         assert go_on.wait(SOON_S)
-        return send_chunk(*args)
+        return send_hashed(*args)
 
     def awaited(run: ServedRun, timeout_s: float) -> None:
         waited.append(run.number)
         go_on.set()
         await_out(run, timeout_s)
 
-    monkeypatch.setattr(served, "send_chunk", held)
+    monkeypatch.setattr(served, "send_hashed", held)
     monkeypatch.setattr(ServedRun, "await_out", awaited)
     transfer = plan.run()
     assert within.wait(SOON_S)

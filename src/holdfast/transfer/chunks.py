@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple, final
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from holdfast.arrays import Bytes1D, Move
@@ -44,7 +45,7 @@ Views = list[Any]
 class Cut:
     """A chunk cut for the memories it lies in."""
 
-    __slots__ = ("_back", "_blocks", "_moves", "_parts", "nbytes")
+    __slots__ = ("_back", "_blocks", "_columns", "_moves", "_parts", "nbytes")
 
     def __init__(self, pieces: Sequence[Piece], nbytes: int, small: int = SMALL) -> None:
         self.nbytes = nbytes
@@ -66,6 +67,7 @@ class Cut:
         self._blocks = _in_blocks(parts)
         self._moves = moves
         self._back = back
+        self._columns: npt.NDArray[np.int64] | None = None
 
     @property
     def scratch_bytes(self) -> int:
@@ -86,6 +88,22 @@ class Cut:
                     memory, at = (scratch if place < 0 else memories[place]).data, place
                 views.append(memory[start:stop])
             found.append(views)
+        return found
+
+    def stretches(self, memories: Memories, scratch: Bytes1D) -> Numbers:
+        """Address and size of each stretch of the chunk, in their order; who uses them keeps both.
+
+        Fails: LayoutError if one lies outside.
+        """
+        if self._columns is None:  # scratch is the last of the memories
+            self._columns = np.array([(place, start, stop) for place, start, stop in self._parts], np.int64).T
+        places, starts, stops = self._columns[0], self._columns[1], self._columns[2]
+        sizes = np.append(memories.sizes, np.uint64(scratch.size))
+        if (stops.astype(np.uint64) > sizes[places]).any():
+            raise LayoutError("a chunk does not lie within its memories", hint="prepare the plan again")
+        addresses = np.append(memories.addresses, np.uint64(address_of(scratch)))[places]
+        found = np.empty((len(places), 2), np.uint64)
+        found[:, 0], found[:, 1] = addresses + starts.astype(np.uint64), stops - starts
         return found
 
     def digest(self, memories: Sequence[Bytes1D], scratch: Bytes1D) -> bytes:

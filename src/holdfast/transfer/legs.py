@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final, final
 
 from holdfast import faults
-from holdfast.arrays import Bytes1D
 from holdfast.errors import (
     HoldfastError,
     IntegrityError,
@@ -19,7 +18,7 @@ from holdfast.errors import (
     VersionGoneError,
 )
 from holdfast.transfer.buffers import BufferSet
-from holdfast.transfer.chunks import Copies, Cuts
+from holdfast.transfer.chunks import Copies, Cuts, Memories
 from holdfast.transfer.messages import MISMATCH, NOT_LENT, STALE, UNKNOWN_VERSION, Refused, Started
 from holdfast.transfer.route import Route, Stream
 from holdfast.wire import ConnectionLost
@@ -58,7 +57,7 @@ class Leg:
         self.number = number
         self.route = route
         self.peer = route.peer
-        self.memories: list[Bytes1D] = [buffers.memory]
+        self.memories = Memories([buffers.memory])
         self.checked = checked
         self.started: Started | None = None
         self.started_at = 0.0
@@ -186,7 +185,7 @@ class Leg:
     def _let_go(self) -> None:
         # Whoever keeps an error keeps the frames it came through, and with them this leg.
         if self._over and not self._inside:
-            self.memories = []
+            self.memories = Memories()
 
 
 class NotLentError(TransferError):

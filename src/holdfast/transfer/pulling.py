@@ -19,6 +19,7 @@ import numpy as np
 
 from holdfast import faults
 from holdfast.arrays import Bytes1D
+from holdfast.arrays.passing import passes
 from holdfast.clock import Deadline
 from holdfast.errors import DeadlineError, HoldfastError, PeerLostError, StalledError, TransferError
 from holdfast.transfer.buffers import BufferSet, borrowed
@@ -42,7 +43,15 @@ from holdfast.transfer.messages import (
 from holdfast.transfer.movers import MemfdMover, Mover, ProcessMover, TcpMover
 from holdfast.transfer.patience import LATE_S, Patience, late_s
 from holdfast.transfer.serving import TargetLink
-from holdfast.transfer.streams import HEAD_BYTES, Head, receive, receive_chunk, set_blocking, unpack_head
+from holdfast.transfer.streams import (
+    HEAD_BYTES,
+    Head,
+    receive,
+    receive_chunk,
+    receive_hashed,
+    set_blocking,
+    unpack_head,
+)
 from holdfast.transfer.workers import Workers
 from holdfast.wire import ConnectionLost
 
@@ -399,8 +408,12 @@ class PeerLink:
                 elif self.lost:
                     raise ConnectionLost(self.lost)
 
-            blocks = cut.blocks(leg.memories, scratch, hashed=head.checked)
-            if not receive_chunk(sock, head, blocks, moved):
+            if head.checked and passes(head.nbytes):
+                right = receive_hashed(sock, cut.stretches(leg.memories, scratch), moved)
+            else:
+                blocks = cut.blocks(leg.memories, scratch, hashed=head.checked)
+                right = receive_chunk(sock, head, blocks, moved)
+            if not right:
                 leg.damaged(head.chunk)
                 return scratch
             cut.scatter(scratch, leg.memories)

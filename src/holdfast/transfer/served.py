@@ -14,6 +14,7 @@ import xxhash
 
 from holdfast import faults
 from holdfast.arrays import Bytes1D
+from holdfast.arrays.passing import passes
 from holdfast.errors import TransferError
 from holdfast.transfer.buffers import adopted
 from holdfast.transfer.chunks import BLOCK, Copies, Cuts, Memories, copy, span_chunks
@@ -48,7 +49,7 @@ from holdfast.transfer.route import (
     route_digest,
     scattered,
 )
-from holdfast.transfer.streams import Feed, Head, send_chunk
+from holdfast.transfer.streams import Feed, Head, send_chunk, send_hashed
 from holdfast.transfer.timers import Alarm, Timers
 from holdfast.transfer.workers import Workers
 
@@ -297,8 +298,12 @@ class ServedRun:
             head = Head(chunk, self.number, cut.nbytes, self._asked.checked)
             digests = self._digests
             known = digests[chunk] if digests else b""
-            blocks = cut.blocks(memories, scratch, hashed=head.checked and not known)
-            found = send_chunk(sock, head, blocks, self._link.check_open, known)
+            hashed = head.checked and not known
+            if hashed and passes(cut.nbytes):
+                found = send_hashed(sock, head, cut.stretches(memories, scratch), self._link.check_open)
+            else:
+                blocks = cut.blocks(memories, scratch, hashed=hashed)
+                found = send_chunk(sock, head, blocks, self._link.check_open, known)
             if digests:
                 digests[chunk] = found
             faults.site("transfer.chunk.sent")
@@ -366,6 +371,10 @@ class ServedRun:
             return theirs.digest([buffer], scratch), scratch
         groups = plan.blocks.groups(range(first, last))
         copies = groups.between(memories, buffer)
+        if (done := copies.copy_hashed(compared=not known)) is not None:
+            found, same = done
+            self._digests[chunk] = known or (found if same else ours.digest(memories, scratch))
+            return found if same else b"", scratch
         hasher = xxhash.xxh3_128()
         begin, same = 0, True
         for end, written in zip(groups.ends, theirs.blocks([buffer], scratch), strict=True):

@@ -6,6 +6,7 @@ nothing moved for a while or the connection is gone. Usable on its own.
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import threading
@@ -13,8 +14,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, final
 
+import numpy as np
 import xxhash
 
+from holdfast.arrays import Bytes1D
+from holdfast.arrays.copying import Numbers, address_of
+from holdfast.arrays.passing import Passage
 from holdfast.transfer.chunks import DIGEST_BYTES, Views
 from holdfast.transfer.messages import CHUNK_HEAD, CHUNK_MAGIC
 from holdfast.wire import ConnectionLost
@@ -24,6 +29,7 @@ TICK_S: Final = 0.25
 HEAD_BYTES: Final = CHUNK_HEAD.size
 _MAX_VIEWS: Final = 1024
 _WHOLE: Final = socket.MSG_WAITALL
+_CLOSED: Final = "the peer closed a data connection"
 
 
 def set_blocking(sock: socket.socket) -> None:
@@ -87,6 +93,39 @@ def send_chunk(
     found = hasher.digest()
     send(sock, [*lead, *blocks[-1], found], idle)
     return found
+
+
+def send_hashed(sock: socket.socket, head: Head, body: Numbers, idle: Callable[[], None]) -> bytes:
+    """The same for a body whose stretches are given by address and size, without Python. Fails: OSError."""
+    lead, tail = np.frombuffer(pack_head(head), np.uint8), np.empty(DIGEST_BYTES, np.uint8)
+    passage = Passage(_around(body, lead, tail), head=lead.size, tail=tail.size)
+    while passage.left:
+        if not passage.send(sock):
+            idle()
+    return tail.tobytes()
+
+
+def receive_hashed(sock: socket.socket, body: Numbers, moved: Callable[[int], None]) -> bool:
+    """`receive_chunk` for a checked body whose stretches are given by address and size, without Python.
+
+    Fails: OSError, ConnectionLost.
+    """
+    tail = np.empty(DIGEST_BYTES, np.uint8)
+    passage = Passage(_around(body, tail), head=0, tail=tail.size)
+    try:
+        while passage.left:
+            moved(passage.receive(sock))
+    except OSError as error:
+        if error.errno == errno.ENODATA:
+            raise ConnectionLost(_CLOSED) from None
+        raise
+    return passage.is_right()
+
+
+def _around(body: Numbers, *others: Bytes1D) -> Numbers:
+    """A table of stretches with one before it, if two are given, and one behind it."""
+    *lead, tail = ([[address_of(one), one.size]] for one in others)
+    return np.concatenate([*(np.array(one, np.uint64) for one in lead), body, np.array(tail, np.uint64)])
 
 
 def receive_chunk(
@@ -154,7 +193,7 @@ def receive(sock: socket.socket, views: Views, moved: Callable[[int], None]) -> 
             moved(0)
             continue
         if got == 0:
-            raise ConnectionLost("the peer closed a data connection")
+            raise ConnectionLost(_CLOSED)
         moved(got)
         rest = _after(rest, got)
 
