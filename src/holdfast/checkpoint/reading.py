@@ -38,7 +38,7 @@ from holdfast.format import (
 )
 from holdfast.storage import PartReader, Store
 
-_PIECE: Final = 1 << 20
+PIECE: Final = 1 << 20
 """Bytes that are read, copied and hashed at a time: a core's cache has them still when they are hashed."""
 
 BadBlock = Callable[[CorruptError, str], None]
@@ -300,7 +300,7 @@ class BlockPipeline:
         try:
             self._check_whole(index, block, begin + got)
             if fd is not None:
-                found = copies.read(fd, begin, size, buffer[:_PIECE], seed)
+                found = copies.read(fd, begin, size, buffer[:PIECE], seed)
             else:
                 found = copies.take(buffer[:size], begin, seed)
         except OSError as error:

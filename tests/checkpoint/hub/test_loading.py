@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import holdfast
-from holdfast.arrays import ArrayLayout, Description
+from holdfast.arrays import ArrayLayout, Description, copying
 from holdfast.checkpoint import NameMap, Rule
 from holdfast.checkpoint.hub import Matched, Repository, loading
 from holdfast.checkpoint.hub.loading import HubLoad
@@ -377,3 +377,50 @@ def test_an_object_store_is_a_place_too() -> None:
     assert same(loaded["v"], tree["v"])
     with pytest.raises(UsageError, match="not empty"):
         holdfast.save_hub(place, tree)
+
+
+@pytest.mark.parametrize("way", ["as installed", "without the library"])
+@pytest.mark.parametrize("spec", [(), ("x",), (None, "y"), ("y", "x"), (("x", "y"),)], ids=str)
+def test_large_tensors_at_odd_offsets_on_any_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: tuple[Any, ...], way: str
+) -> None:
+    """Several pieces, chunks and shards; runs that end within a piece, and one tensor in two leaves."""
+    if way != "as installed":
+        monkeypatch.setattr(copying, "library", None)
+    tensors = {"w": noise("F32", (1032, 2056), 1), "b": noise("BF16", (1032, 4000), 2)}
+    header: dict[str, Any] = {"odd": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
+    data = b"\x07"
+    for name, one in tensors.items():
+        word, end = {"w": "F32", "b": "BF16"}[name], len(data) + one.nbytes
+        header[name] = {"dtype": word, "shape": list(one.shape), "data_offsets": [len(data), end]}
+        data += one.tobytes()
+    place = raw(tmp_path / "r", header, data)
+    template = {name: described(one.shape, one.dtype, *spec) for name, one in tensors.items()}
+    template["again"] = described(tensors["w"].shape, tensors["w"].dtype)
+    read: list[int] = []
+    names = NameMap([Rule("again", "w")], rest=True, ignore=["odd"])
+    loaded = holdfast.load_hub(place, template, names, progress=read.append)
+    for name, array in loaded.items():
+        assert same(np.asarray(array), tensors["w" if name == "again" else name]), name
+    assert max(read) == sum(one.nbytes for one in tensors.values()), "what is in two leaves is read once"
+
+
+@pytest.mark.parametrize("way", ["as installed", "without the library"])
+def test_a_file_that_becomes_shorter_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    if way != "as installed":
+        monkeypatch.setattr(copying, "library", None)
+    tensor = noise("F32", (600, 1024), 3)
+    header = {"w": {"dtype": "F32", "shape": [600, 1024], "data_offsets": [0, tensor.nbytes]}}
+    place = Path(raw(tmp_path / "r", header, tensor.tobytes()))
+    (file,) = [place] if place.is_file() else place.glob("*.safetensors")
+    fill = HubLoad._fill
+
+    def cut(self: HubLoad, *rest: Any) -> None:
+        os.truncate(file, file.stat().st_size - 5000)
+        fill(self, *rest)
+
+    monkeypatch.setattr(HubLoad, "_fill", cut)
+    with pytest.raises(FormatError, match="inside of the tensor 'w' that ends at"):
+        holdfast.load_hub(place)

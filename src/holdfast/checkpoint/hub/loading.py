@@ -34,6 +34,7 @@ from holdfast.arrays import (
     Placement,
     Plan,
     adapters,
+    copying,
     join,
     landed,
     plan,
@@ -41,6 +42,7 @@ from holdfast.arrays import (
 )
 from holdfast.arrays import dtype as dtype_of
 from holdfast.arrays.pages import region
+from holdfast.arrays.scattering import Scatter
 from holdfast.checkpoint.hub.copying import copy
 from holdfast.checkpoint.hub.mapping import NameMap
 from holdfast.checkpoint.hub.matching import Matched, MatchedLeaf
@@ -48,7 +50,8 @@ from holdfast.checkpoint.hub.packed import PACKED, STEP, file_bytes, unpacked
 from holdfast.checkpoint.hub.repository import Entry, Repository
 from holdfast.checkpoint.loading import READERS
 from holdfast.checkpoint.memory import Allocator
-from holdfast.errors import FormatError, UsageError
+from holdfast.checkpoint.reading import PIECE
+from holdfast.errors import FormatError, StorageError, UsageError
 from holdfast.storage import ALIGN, PartReader, StoreOptions
 
 log = logging.getLogger("holdfast.checkpoint")
@@ -57,6 +60,8 @@ CHUNK: Final = 8 << 20
 """Bytes that are read at once."""
 _UNIT: Final = 128 << 10
 """Gaps shorter than this are read along: seeking over them would take longer."""
+_RUN: Final = 256
+"""Runs of fewer bytes, as where dims are turned around, are copied by numpy, many at a time."""
 WINDOW: Final = 2 << 30
 """Bytes of leaves that are being read: none of the next is begun before some of them are whole."""
 LANDED: Final = 512 << 20
@@ -381,29 +386,64 @@ class HubLoad:
         begin = entry.offset + file_bytes(word, chunk.lo)
         nbytes = file_bytes(word, chunk.hi - chunk.lo)
         start = begin // ALIGN * ALIGN
-        end = -(-(begin + nbytes) // ALIGN) * ALIGN
-        got = self._reader(entry.file).read_into(buffer[: end - start].data, start)
-        if start + got < begin + nbytes:
-            raise FormatError(
-                f"{self._repository.place}/{entry.file} ends at {start + got}, inside of the tensor "
-                f"{entry.tensor.name!r} that ends at {entry.offset + entry.nbytes}",
-                hint="the file became shorter while it was read; is it still being downloaded?",
-            )
-        data = buffer[begin - start : begin - start + nbytes]
-        if word in PACKED:
-            data = unpacked(word, data, chunk.hi - chunk.lo)
-        for move, box in chunk.copies:
-            copy(move.shifted(source=-chunk.lo), data, entry.dtype, box.data, box.dtype)
+        reader = self._reader(entry.file)
+        fd = reader.descriptor() if _is_plain(chunk) else None
+        if fd is not None:
+            scattered = Scatter((_in_bytes(move, entry), box.data) for move, box in chunk.copies)
+            got = self._scattered(scattered, fd, start, begin + nbytes - start, buffer, reader.path)
+            self._check_there(entry, start + got, begin + nbytes)
+        else:
+            end = -(-(begin + nbytes) // ALIGN) * ALIGN
+            got = reader.read_into(buffer[: end - start].data, start)
+            self._check_there(entry, start + got, begin + nbytes)
+            data = buffer[begin - start : begin - start + nbytes]
+            if word in PACKED:
+                data = unpacked(word, data, chunk.hi - chunk.lo)
+            for move, box in chunk.copies:
+                copy(move.shifted(source=-chunk.lo), data, entry.dtype, box.data, box.dtype)
         with self._lock:
             self.bytes_read += nbytes
             if self._progress is not None:
                 self._progress(self.bytes_read)
+
+    def _scattered(
+        self, scattered: Scatter, fd: int, start: int, nbytes: int, buffer: Bytes1D, path: str
+    ) -> int:
+        try:
+            return scattered.read(fd, start, nbytes, buffer[:PIECE], None).nbytes
+        except OSError as error:
+            raise StorageError.from_os(error, doing="read", path=path) from error
+
+    def _check_there(self, entry: Entry, seen: int, wanted: int) -> None:
+        if seen < wanted:
+            raise FormatError(
+                f"{self._repository.place}/{entry.file} ends at {seen}, inside of the tensor "
+                f"{entry.tensor.name!r} that ends at {entry.offset + entry.nbytes}",
+                hint="the file became shorter while it was read; is it still being downloaded?",
+            )
 
     def _reader(self, name: str) -> PartReader:
         with self._lock:
             if name not in self._readers:
                 self._readers[name] = self._repository.reader(name)
             return self._readers[name]
+
+
+def _is_plain(chunk: _Chunk) -> bool:
+    """Whether its elements go to their boxes as they are, in runs that are worth a copy of their own."""
+    size = chunk.entry.dtype.itemsize
+    return (
+        copying.library is not None
+        and chunk.entry.tensor.dtype not in PACKED
+        and all(box.dtype is chunk.entry.dtype and move.run * size >= _RUN for move, box in chunk.copies)
+    )
+
+
+def _in_bytes(move: Move, entry: Entry) -> Move:
+    """A copy that counts elements of a tensor as one that counts bytes of its file."""
+    size = entry.dtype.itemsize
+    dims = tuple((count, size * at, size * to) for count, at, to in move.dims)
+    return Move(entry.offset + size * move.source, size * move.target, size * move.run, dims)
 
 
 def _ranges(entry: Entry, moves: list[tuple[Move, _Box]]) -> Iterator[_Chunk]:
