@@ -89,8 +89,7 @@ class Batch:
     def copy_hashed(self, *, compared: bool) -> tuple[bytes, bool] | None:
         """Copy all; the xxh3_128 of what is at the targets then, and whether both sides are the same.
 
-        That is looked at only if asked for. None, and nothing is copied, where there is no library; None as
-        well if there are too few bytes.
+        That is looked at only if asked for. None where there is no library, or too few bytes for a digest.
         """
         if library is None:
             return None
