@@ -45,7 +45,10 @@ class Scatter:
         for move, target in copies:
             _check_plain(target)
             if not 0 <= move.target <= move.target_span()[1] <= target.size or move.source < 0:
-                raise LayoutError(f"{move} does not lie within a target of {target.size:,} bytes")
+                raise LayoutError(
+                    f"{move} does not lie within a target of {target.size:,} bytes",
+                    hint="the plan was made for another layout: plan again",
+                )
             dims = itertools.chain.from_iterable(move.dims)
             rows.append((move.source, address_of(target) + move.target, move.run, len(move.dims), *dims))
             self._targets.append(target)
@@ -86,7 +89,10 @@ class Scatter:
 
 def _check_plain(memory: Bytes1D) -> None:
     if memory.dtype != np.uint8 or not memory.flags.c_contiguous or not memory.flags.writeable:
-        raise UsageError("memory that is written to must be a contiguous, writeable uint8 array")
+        raise UsageError(
+            "memory that is written to must be a contiguous, writeable uint8 array",
+            hint="use array.reshape(-1).view(np.uint8) of one that may be written",
+        )
 
 
 def scatters(nbytes: int) -> bool:

@@ -1,4 +1,4 @@
-"""From a slot to disk: hash and write the blocks of a part as they are staged, then commit.
+"""From a slot to disk: write the blocks of a part as they are staged, hash them, then commit.
 
 States of a job: queued -> writing -> synced -> voted -> decided -> committed | failed. It may be aborted
 while it is not staged. Blocks are written in parallel as soon as the watermark has passed them, and hashed
