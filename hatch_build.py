@@ -14,7 +14,9 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = Path("src/holdfast/arrays")
-SOURCES = tuple(FOLDER / name for name in ("streaming.c", "hashing.c", "scattering.c", "passing.c"))
+SOURCES = tuple(
+    FOLDER / name for name in ("registers.c", "streaming.c", "hashing.c", "scattering.c", "passing.c")
+)
 LIBRARY = FOLDER / "_native.so"
 TIMEOUT_S = 120
 

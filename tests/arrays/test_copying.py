@@ -49,6 +49,17 @@ def test_the_bytes_arrive_and_no_others_change(size: int, at: int, to: int) -> N
     assert np.array_equal(target, expected)
 
 
+@pytest.mark.usefixtures("width")
+@pytest.mark.parametrize("size", [16_384, 16_448, 32_767, 50_000, 131_072])
+@pytest.mark.parametrize(("at", "to"), [(0, 0), (1, 0), (0, 1), (63, 17)])
+def test_every_width_of_registers_copies_the_same(size: int, at: int, to: int) -> None:
+    target = np.full(size + to + GUARD, 0xA5, np.uint8)
+    copy_bytes(address_of(target) + to, address_of(_random) + at, size)
+    assert np.array_equal(target[to : to + size], _random[at : at + size])
+    assert (target[:to] == 0xA5).all()
+    assert (target[to + size :] == 0xA5).all()
+
+
 @pytest.mark.parametrize("size", [1, 63, 4096, 16_383, 16_384, 16_448, 50_000, 65_536])
 def test_nothing_is_touched_beyond_either_end(size: int) -> None:
     """Both copies end where a page that nobody may touch begins."""

@@ -54,26 +54,14 @@ def around(*middles: int) -> list[int]:
     return [middle + by for middle in middles for by in BEFORE_AND_AFTER if middle + by >= SHORTEST]
 
 
-@pytest.fixture(params=[16, 32, 64])
-def width(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Bytes of the registers that hash, as long as the test runs."""
-    assert copying.library is not None
-    try:
-        if (taken := copying.library.holdfast_hash_width(request.param)) != request.param:
-            pytest.skip(f"this processor has registers of {taken} bytes, not of {request.param}")
-        yield request.param
-    finally:
-        copying.library.holdfast_hash_width(0)
-
-
 # ---- digests
 
 
 @needs_library
 def test_the_width_is_what_was_asked_for_or_what_there_is(width: int) -> None:
     assert copying.library is not None
-    assert copying.library.holdfast_hash_width(width) == width
-    assert copying.library.holdfast_hash_width(0) >= width
+    assert copying.library.holdfast_width(width) == width
+    assert copying.library.holdfast_width(0) >= width
 
 
 @needs_library

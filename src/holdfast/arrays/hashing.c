@@ -1,4 +1,5 @@
 #include "hashing.h"
+#include "native.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -32,37 +33,75 @@ static uint64_t word(const uint8_t *at)
     return found;
 }
 
-/* Stripes go into the lanes, `count` of them, with the secret from `secret` on; then the lanes are scrambled,
-   if `full`. The same three times, for the widest registers that a processor has. */
-typedef void Mix(uint64_t *lanes, const uint8_t *data, size_t count, const uint8_t *secret, const uint8_t *end);
+/* `count` stripes go into the lanes, the first as number `first` of a block of sixteen; each is mixed with a key,
+   the secret from eight bytes times its number on. Behind the last of a block the lanes are scrambled. The same
+   three times, for the registers that a processor may have.
 
-#define MIX(NAME, TARGET, VECTOR, BYTES, LOAD, STORE, XOR, ADD, MUL, RIGHT, LEFT, SWAP, ALL)                   \
-    __attribute__((target(TARGET))) static void NAME(                                                        \
-        uint64_t *lanes, const uint8_t *data, size_t count, const uint8_t *secret, const uint8_t *end)       \
-    {                                                                                                        \
-        enum { PARTS = STRIPE / BYTES };                                                                     \
-        VECTOR sums[PARTS];                                                                                  \
-        for (int part = 0; part < PARTS; part++)                                                             \
-            sums[part] = LOAD((const void *)((const uint8_t *)lanes + part * BYTES));                        \
-        for (size_t at = 0; at < count; at++, data += STRIPE, secret += 8) {                                 \
-            _mm_prefetch((const char *)data + AHEAD, _MM_HINT_T0); /* never faults */                        \
-            for (int part = 0; part < PARTS; part++) {                                                       \
-                VECTOR words = LOAD((const void *)(data + part * BYTES));                                    \
-                VECTOR keyed = XOR(words, LOAD((const void *)(secret + part * BYTES)));                      \
-                VECTOR product = MUL(keyed, RIGHT(keyed, 32));                                               \
-                sums[part] = ADD(sums[part], ADD(product, SWAP(words, 0x4E)));                               \
-            }                                                                                                \
-        }                                                                                                    \
-        for (int part = 0; part < PARTS; part++) {                                                           \
-            if (end != NULL) {                                                                               \
-                const VECTOR prime = ALL((int)0x9E3779B1);                                                   \
-                VECTOR mixed = XOR(sums[part], RIGHT(sums[part], 47));                                       \
-                mixed = XOR(mixed, LOAD((const void *)(end + part * BYTES)));                                \
-                VECTOR high = MUL(RIGHT(mixed, 32), prime);                                                  \
-                sums[part] = ADD(MUL(mixed, prime), LEFT(high, 32));                                         \
-            }                                                                                                \
-            STORE((void *)((uint8_t *)lanes + part * BYTES), sums[part]);                                    \
-        }                                                                                                    \
+   Whole blocks are unrolled, and their keys read once: most of them lie across two lines of the cache, and reading
+   such a key takes as long as all the rest of a stripe. */
+typedef void Mix(uint64_t *lanes, const uint8_t *data, size_t count, size_t first, const uint8_t *secret);
+
+#define MIX(NAME, TARGET, VECTOR, BYTES, LOAD, STORE, XOR, ADD, MUL, RIGHT, LEFT, SWAP, ALL)                  \
+    enum { NAME##_parts = STRIPE / BYTES };                                                                 \
+                                                                                                            \
+    __attribute__((target(TARGET), always_inline)) static inline void NAME##_stripe(                        \
+        VECTOR *sums, const uint8_t *data, const VECTOR *key)                                               \
+    {                                                                                                       \
+        _mm_prefetch((const char *)data + AHEAD, _MM_HINT_T0); /* never faults */                           \
+        for (int part = 0; part < NAME##_parts; part++) {                                                   \
+            VECTOR words = LOAD((const void *)(data + part * BYTES));                                       \
+            VECTOR keyed = XOR(words, key[part]);                                                           \
+            VECTOR product = MUL(keyed, RIGHT(keyed, 32));                                                  \
+            sums[part] = ADD(sums[part], ADD(product, SWAP(words, 0x4E)));                                  \
+        }                                                                                                   \
+    }                                                                                                       \
+                                                                                                            \
+    __attribute__((target(TARGET), always_inline)) static inline void NAME##_stripe_by(                     \
+        VECTOR *sums, const uint8_t *data, const uint8_t *secret)                                           \
+    {                                                                                                       \
+        VECTOR key[NAME##_parts];                                                                           \
+        for (int part = 0; part < NAME##_parts; part++)                                                     \
+            key[part] = LOAD((const void *)(secret + part * BYTES));                                        \
+        NAME##_stripe(sums, data, key);                                                                     \
+    }                                                                                                       \
+                                                                                                            \
+    __attribute__((target(TARGET), always_inline)) static inline void NAME##_scramble(                      \
+        VECTOR *sums, const uint8_t *secret)                                                                \
+    {                                                                                                       \
+        const VECTOR prime = ALL((int)0x9E3779B1);                                                          \
+        for (int part = 0; part < NAME##_parts; part++) {                                                   \
+            VECTOR mixed = XOR(sums[part], RIGHT(sums[part], 47));                                          \
+            mixed = XOR(mixed, LOAD((const void *)(secret + SECRET - STRIPE + part * BYTES)));              \
+            VECTOR high = MUL(RIGHT(mixed, 32), prime);                                                     \
+            sums[part] = ADD(MUL(mixed, prime), LEFT(high, 32));                                            \
+        }                                                                                                   \
+    }                                                                                                       \
+                                                                                                            \
+    __attribute__((target(TARGET))) static void NAME(                                                       \
+        uint64_t *lanes, const uint8_t *data, size_t count, size_t first, const uint8_t *secret)            \
+    {                                                                                                       \
+        VECTOR sums[NAME##_parts], keys[PER_BLOCK][NAME##_parts];                                           \
+        for (int part = 0; part < NAME##_parts; part++)                                                     \
+            sums[part] = LOAD((const void *)((const uint8_t *)lanes + part * BYTES));                       \
+        for (; count && first; count--, data += STRIPE) {                                                   \
+            NAME##_stripe_by(sums, data, secret + 8 * first);                                               \
+            first = (first + 1) % PER_BLOCK;                                                                \
+            if (!first)                                                                                     \
+                NAME##_scramble(sums, secret);                                                              \
+        }                                                                                                   \
+        if (count >= PER_BLOCK)                                                                             \
+            for (int at = 0; at < PER_BLOCK; at++)                                                          \
+                for (int part = 0; part < NAME##_parts; part++)                                             \
+                    keys[at][part] = LOAD((const void *)(secret + 8 * at + part * BYTES));                  \
+        for (; count >= PER_BLOCK; count -= PER_BLOCK) {                                                    \
+            _Pragma("GCC unroll 16") for (int at = 0; at < PER_BLOCK; at++, data += STRIPE)                 \
+                NAME##_stripe(sums, data, keys[at]);                                                        \
+            NAME##_scramble(sums, secret);                                                                  \
+        }                                                                                                   \
+        for (; count; count--, data += STRIPE, secret += 8)                                                 \
+            NAME##_stripe_by(sums, data, secret);                                                           \
+        for (int part = 0; part < NAME##_parts; part++)                                                     \
+            STORE((void *)((uint8_t *)lanes + part * BYTES), sums[part]);                                   \
     }
 
 MIX(mix_512, "avx512f", __m512i, 64, _mm512_loadu_si512, _mm512_storeu_si512, _mm512_xor_si512, _mm512_add_epi64,
@@ -72,27 +111,9 @@ MIX(mix_256, "avx2", __m256i, 32, _mm256_loadu_si256, _mm256_storeu_si256, _mm25
 MIX(mix_128, "sse2", __m128i, 16, _mm_loadu_si128, _mm_storeu_si128, _mm_xor_si128, _mm_add_epi64, _mm_mul_epu32,
     _mm_srli_epi64, _mm_slli_epi64, _mm_shuffle_epi32, _mm_set1_epi32)
 
-static Mix *mix = mix_128;
-
-/* The width in bytes, or the widest where that is 0; what a processor has not is not taken. */
-int holdfast_hash_width(int bytes)
+static Mix *mix(void)
 {
-    if (bytes != 32 && bytes != 16 && __builtin_cpu_supports("avx512f")) {
-        mix = mix_512;
-        return 64;
-    }
-    if (bytes != 16 && __builtin_cpu_supports("avx2")) {
-        mix = mix_256;
-        return 32;
-    }
-    mix = mix_128;
-    return 16;
-}
-
-__attribute__((constructor)) static void choose(void)
-{
-    __builtin_cpu_init();
-    holdfast_hash_width(0);
+    return holdfast_registers == 64 ? mix_512 : holdfast_registers == 32 ? mix_256 : mix_128;
 }
 
 void hash_begin(Hash *hash, uint64_t seed)
@@ -110,16 +131,8 @@ void hash_begin(Hash *hash, uint64_t seed)
 
 static void take(Hash *hash, const uint8_t *data, size_t count)
 {
-    while (count) {
-        size_t some = PER_BLOCK - hash->stripes;
-        int full = count >= some;
-        if (!full)
-            some = count;
-        mix(hash->lanes, data, some, hash->secret + 8 * hash->stripes, full ? hash->secret + SECRET - STRIPE : NULL);
-        hash->stripes = full ? 0 : hash->stripes + some;
-        data += some * STRIPE;
-        count -= some;
-    }
+    mix()(hash->lanes, data, count, hash->stripes, hash->secret);
+    hash->stripes = (hash->stripes + count) % PER_BLOCK;
 }
 
 void hash_add(Hash *hash, const uint8_t *data, size_t size)
@@ -168,7 +181,7 @@ int hash_end(const Hash *hash, uint8_t digest[DIGEST])
     uint64_t lanes[8];
     memcpy(lanes, hash->lanes, sizeof lanes);
     /* The last stripe ends where the input does, so it may begin within the one before. */
-    mix(lanes, hash->held + hash->waiting, 1, hash->secret + SECRET - STRIPE - 7, NULL);
+    mix()(lanes, hash->held + hash->waiting, 1, 0, hash->secret + SECRET - STRIPE - 7);
     uint64_t low = folded(lanes, hash->secret + 11, hash->total * PRIME64[0]);
     uint64_t high = folded(lanes, hash->secret + SECRET - STRIPE - 11, ~(hash->total * PRIME64[1]));
     low = __builtin_bswap64(low), high = __builtin_bswap64(high); /* digests are big-endian */

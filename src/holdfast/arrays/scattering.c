@@ -6,13 +6,14 @@
 #define _GNU_SOURCE
 
 #include "hashing.h"
+#include "native.h"
 
 #include <errno.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { SECTOR = 512, ALIGN = 4096, STEP = 128 << 10, HEAD = 4, PER_DIM = 3 };
+enum { SECTOR = 512, STEP = 128 << 10, NEAR = 1 << 10, HEAD = 4, PER_DIM = 3 };
 
 /* A row of a table: where its bytes begin (an offset of the file), where they go (an address), how many lie
    together, over how many dims they are repeated; then count, source stride and target stride of each dim,
@@ -86,7 +87,7 @@ int64_t holdfast_scatter(
         uint64_t there = end - at;
         if (fd >= 0) {
             /* Beyond the end of the file, if that is no multiple of what a disk reads. */
-            uint64_t asked = (there + ALIGN - 1) / ALIGN * ALIGN;
+            uint64_t asked = (there + PAGE - 1) / PAGE * PAGE;
             int64_t got = read_all(fd, buffer, at, asked < room ? asked : room);
             if (got < 0)
                 return got;
@@ -119,7 +120,6 @@ int holdfast_copy_hashed(
     char *to, const uint64_t *at, const uint64_t *from, const uint64_t *sizes, size_t count, int compared,
     uint8_t *digest)
 {
-    enum { NEAR = 32 << 10 };
     Hash hash;
     int same = 1;
     hash_begin(&hash, 0);
@@ -128,6 +128,7 @@ int holdfast_copy_hashed(
         char *target = to + at[i];
         for (uint64_t left = sizes[i]; left;) {
             uint64_t some = left < NEAR ? left : NEAR;
+            fetch_ahead(target, source, left, NEAR);
             memcpy(target, source, some);
             __asm__ volatile("" ::: "memory"); /* what follows looks at memory, not at what was meant to be there */
             if (compared && memcmp(target, source, some) != 0)
