@@ -267,6 +267,43 @@ def test_meta_that_json_cannot_hold_is_refused_with_its_path(meta: Any, text: st
         fmt.encode_manifest(manifest)
 
 
+def test_a_table_of_arrays_serves_every_save_of_a_tree() -> None:
+    manifest = fmt.decode_manifest(GOOD[fmt.MANIFEST])
+    table = fmt.ArrayTable(manifest.arrays)
+    for created in (1.0, 2.0):
+        one = msgspec.structs.replace(manifest, created=created)
+        assert fmt.encode_manifest(one, table) == fmt.encode_manifest(one)
+        assert fmt.decode_manifest(fmt.encode_manifest(one, table)) == one
+    assert fmt.ArrayTable((*manifest.arrays,)).digest == table.digest
+    assert fmt.ArrayTable(manifest.arrays[1:]).digest != table.digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"parts": ()}, "names a part that is not there"),
+        ({"nbytes": 5}, "the manifest says 5"),
+        ({"created": math.nan}, "created at nan"),
+        ({"scalars": (fmt.ScalarEntry("params/w", "int", "1"),)}, "appears twice"),
+    ],
+)
+def test_a_table_does_not_spare_the_rest_its_checks(changes: dict[str, Any], text: str) -> None:
+    manifest = fmt.decode_manifest(GOOD[fmt.MANIFEST])
+    table = fmt.ArrayTable(manifest.arrays)
+    with pytest.raises(FormatError, match=text):
+        fmt.encode_manifest(msgspec.structs.replace(manifest, **changes), table)
+
+
+def test_a_table_of_wrong_arrays_is_refused() -> None:
+    first, *rest = fmt.decode_manifest(GOOD[fmt.MANIFEST]).arrays
+    with pytest.raises(FormatError, match="appears twice"):
+        fmt.ArrayTable((first, first, *rest))
+    with pytest.raises(FormatError, match="unknown dtype"):
+        fmt.ArrayTable((msgspec.structs.replace(first, dtype="float3"), *rest))
+    with pytest.raises(TreeError, match="lone surrogate"):
+        fmt.ArrayTable((msgspec.structs.replace(first, name="\ud800"), *rest))
+
+
 def test_meta_that_contains_itself_is_refused() -> None:
     loop: dict[str, Any] = {}
     loop["again"] = loop

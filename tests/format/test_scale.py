@@ -155,7 +155,12 @@ def test_only_a_few_ranks_gather_the_ballots_of_all(tmp_path: Path, monkeypatch:
     store, writers = _folder_for(tmp_path, Writers(SMALL, Mesh(6, 2)))
     with ThreadPoolExecutor(writers.world) as pool:
         runs = [
-            pool.submit(_commit(store, writers, rank).run, writers.part(rank).index, None)
+            pool.submit(
+                _commit(store, writers, rank).run,
+                writers.part(rank).index,
+                fmt.ArrayTable(writers.arrays),
+                None,
+            )
             for rank in range(writers.world)
         ]
         for run in runs:
@@ -172,10 +177,10 @@ def test_any_rank_finishes_for_those_that_died_after_the_decision(
     store, writers = _folder_for(tmp_path, Writers(SMALL, Mesh(6, 2)))
     last = writers.world - 1
     for rank in range(last):
-        _commit(store, writers, rank)._vote(writers.part(rank).index, None)
+        _commit(store, writers, rank)._vote(writers.part(rank).index, fmt.ArrayTable(writers.arrays), None)
     decided = SharedFolderAgreement(store.below("agreement"), rank=0, world=writers.world)
     decided.decide(f"{STEP}.a1", b"commit")
-    _commit(store, writers, last).run(writers.part(last).index, None)
+    _commit(store, writers, last).run(writers.part(last).index, fmt.ArrayTable(writers.arrays), None)
     assert asked == {last}
     assert len(fmt.read_manifest(store, writers.folder).parts) == writers.world
 

@@ -207,6 +207,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "format": (
         "ALIGN",
         "ArrayEntry",
+        "ArrayTable",
         "BLOCK",
         "HEAD",
         "MANIFEST",

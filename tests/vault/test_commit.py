@@ -53,7 +53,9 @@ def commit(
 
 def vote(store: LocalStore, writers: Writers, *ranks: int, attempt: str = "") -> None:
     for rank in ranks:
-        commit(store, writers, rank, attempt=attempt)._vote(writers.part(rank).index, None)
+        commit(store, writers, rank, attempt=attempt)._vote(
+            writers.part(rank).index, fmt.ArrayTable(writers.arrays), None
+        )
 
 
 def test_replacing_a_step_leaves_the_next_save_of_it_alone(store: LocalStore, writers: Writers) -> None:
@@ -146,7 +148,7 @@ def test_who_sleeps_through_the_end_of_a_save_makes_no_half_step(
     for other in range(3, writers.world):
         store.remove("agreement", f"{TOPIC}.vote-{other}")
     with pytest.raises(AgreementError, match=r"[34] of the 12 ballots"):
-        commit(store, writers, rank).run(writers.part(rank).index, None)
+        commit(store, writers, rank).run(writers.part(rank).index, fmt.ArrayTable(writers.arrays), None)
     assert not store.exists(writers.folder, fmt.MANIFEST)
 
 
@@ -155,10 +157,12 @@ def test_who_finishes_late_looks_once_before_it_takes_over(
 ) -> None:
     monkeypatch.setattr("holdfast.vault.commit._TAKEOVER_S", 0.0)
     vote(store, writers, *range(writers.world))
-    commit(store, writers, 0).run(writers.part(0).index, None)
+    commit(store, writers, 0).run(writers.part(0).index, fmt.ArrayTable(writers.arrays), None)
     for other in range(writers.world):
         store.remove("agreement", f"{TOPIC}.vote-{other}")
-    commit(store, writers, 9).run(writers.part(9).index, None)  # the step is there: nothing to ask for
+    commit(store, writers, 9).run(
+        writers.part(9).index, fmt.ArrayTable(writers.arrays), None
+    )  # the step is there: nothing to ask for
 
 
 def test_an_orphan_does_not_give_up_at_its_first_look(
@@ -178,7 +182,7 @@ def test_an_orphan_does_not_give_up_at_its_first_look(
         return plain(topic, timeout_s)
 
     monkeypatch.setattr(waiting._agreement, "decided", decided)
-    waiting.run(writers.part(9).index, None)
+    waiting.run(writers.part(9).index, fmt.ArrayTable(writers.arrays), None)
     assert len(asked) == 2
     assert len(fmt.read_manifest(store, writers.folder).parts) == writers.world
 
@@ -201,7 +205,7 @@ def test_who_has_parted_without_a_ballot_is_not_waited_for(
     vote(store, writers, *range(1, 11), attempt=OF_SESSION)  # 4 had its say, and parted
     waiting = commit(store, writers, 0, orphaned=orphaned, attempt=OF_SESSION)
     with pytest.raises(MissingRanksError, match="rank 11 ended without a part in step") as caught:
-        waiting.run(writers.part(0).index, None)
+        waiting.run(writers.part(0).index, fmt.ArrayTable(writers.arrays), None)
     assert caught.value.ranks == (11,)
     outcome = agreement(store, writers, 1).decided(f"{STEP}.{OF_SESSION}")
     assert outcome is not None
@@ -235,7 +239,7 @@ def test_a_ballot_that_came_before_the_parting_counts(
         return plain()
 
     monkeypatch.setattr(waiting, "_parted", parted)
-    waiting.run(writers.part(0).index, None)
+    waiting.run(writers.part(0).index, fmt.ArrayTable(writers.arrays), None)
     assert len(looks) == 1 + orphaned
     assert len(fmt.read_manifest(store, writers.folder).parts) == writers.world
 
@@ -255,7 +259,7 @@ def test_who_only_learns_gives_up_once_all_who_decide_have_parted(
 
     monkeypatch.setattr(waiting._agreement, "decided", decided)
     with pytest.raises(AgreementError, match="had not decided when rank 9 gave up"):
-        waiting.run(writers.part(9).index, None)
+        waiting.run(writers.part(9).index, fmt.ArrayTable(writers.arrays), None)
     assert waits == [0.0, 0.0], "the parting, and then the save"
 
 
@@ -266,7 +270,9 @@ def test_who_only_learns_goes_by_what_was_decided_before_the_parting(
     vote(store, writers, *range(writers.world), attempt=OF_SESSION)
     agreement(store, writers, 3).decide(f"{STEP}.{OF_SESSION}", b"commit")
     leave(store, writers, *range(writers.world))
-    commit(store, writers, 9, orphaned=True, attempt=OF_SESSION).run(writers.part(9).index, None)
+    commit(store, writers, 9, orphaned=True, attempt=OF_SESSION).run(
+        writers.part(9).index, fmt.ArrayTable(writers.arrays), None
+    )
     assert len(fmt.read_manifest(store, writers.folder).parts) == writers.world
 
 

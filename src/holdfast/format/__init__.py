@@ -38,6 +38,7 @@ from holdfast.format.limits import MAX_HEADER, MAX_INDEX, MAX_MANIFEST
 from holdfast.format.manifest import (
     HEAD,
     ArrayEntry,
+    ArrayTable,
     Manifest,
     PartEntry,
     ScalarEntry,
@@ -71,6 +72,7 @@ __all__ = [
     "MAX_MANIFEST",
     "VERSION",
     "ArrayEntry",
+    "ArrayTable",
     "Manifest",
     "PartEntry",
     "PartFile",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple, final
 
 import msgspec
 
@@ -46,6 +46,7 @@ HEAD: Final = 512
 """The first bytes of a manifest hold its save id, as long as that may be."""
 
 _OPEN: Final = b'{"root":"'
+_NEW: Final = "new manifest"
 _Int = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 _Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 
@@ -121,27 +122,58 @@ class _RawManifest(Manifest, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     arrays: tuple[_RawArray, ...]
 
 
-_FIELDS: Final = tuple(field for field in ArrayEntry.__struct_fields__ if field not in ("cuts", "owners"))
+_COMMON: Final = tuple(field for field in Manifest.__struct_fields__ if field != "arrays")
 _CUTS: Final = msgspec.json.Decoder(Cuts)
 _OWNERS: Final = msgspec.json.Decoder(tuple[Run, ...])
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes of manifest.json.
+@final
+class ArrayTable:
+    """The arrays of a step, checked and encoded: all saves of a tree have it in common, so it is made once.
+
+    `text` is their JSON, and `digest` that of it. Fails: TreeError for names that cannot be stored,
+    FormatError for what no reader would accept.
+    """
+
+    def __init__(self, entries: tuple[ArrayEntry, ...]) -> None:
+        _check_names(entries)
+        found = _check_arrays(entries, _NEW)
+        alike = {grid: name for name, grid in found.grids.items()}
+        self.found = found._replace(grids={name: grid for grid, name in alike.items()})
+        self.entries = entries
+        self.text = msgspec.json.encode(entries)
+        self.digest = checksum.digest(self.text)
+
+
+class _Composed(Manifest, frozen=True, kw_only=True):
+    """A manifest whose arrays are text already."""
+
+    arrays: msgspec.Raw  # type: ignore[assignment]
+
+
+def encode_manifest(manifest: Manifest, table: ArrayTable | None = None) -> bytes:
+    """The bytes of manifest.json; `table` is that of its arrays, where it is known.
 
     Raises TreeError for metadata or names that cannot be stored, FormatError for a manifest that
     no reader would accept.
     """
-    manifest = msgspec.structs.replace(manifest, meta=check_meta(manifest.meta))
-    names = [entry.name for entry in manifest.arrays] + [entry.name for entry in manifest.scalars]
-    for name in names:
-        if problem := text_problem(name):
-            raise TreeError(f"the name {show(name)} {problem}")
-    _check_manifest(manifest, "new manifest")
-    body = msgspec.json.encode(manifest)[1:] + b"\n"
+    table = ArrayTable(manifest.arrays) if table is None else table
+    assert table.entries is manifest.arrays
+    known = {field: getattr(manifest, field) for field in _COMMON}
+    composed = _Composed(**known | {"meta": check_meta(manifest.meta)}, arrays=msgspec.Raw(table.text))
+    _check_names(manifest.scalars)
+    _check_head_of(composed, _NEW)
+    _check_rest(composed, table.found, _NEW)
+    body = msgspec.json.encode(composed)[1:] + b"\n"
     if PREFIX + len(body) > MAX_MANIFEST:
         raise FormatError(f"a manifest of {len(body)} bytes; the limit is {MAX_MANIFEST}")
     return _OPEN + checksum.digest(body).encode() + b'",' + body
+
+
+def _check_names(entries: Iterable[ArrayEntry | ScalarEntry]) -> None:
+    for entry in entries:
+        if problem := text_problem(entry.name):
+            raise TreeError(f"the name {show(entry.name)} {problem}")
 
 
 def decode_manifest(data: bytes, *, max_bytes: int = MAX_MANIFEST) -> Manifest:
@@ -158,7 +190,8 @@ def decode_manifest(data: bytes, *, max_bytes: int = MAX_MANIFEST) -> Manifest:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         _check_head(body)  # a newer format is not a damaged one
         raise FormatError(f"{MANIFEST}: not a manifest: {reason(error)}") from None
-    _check_manifest(manifest, MANIFEST)
+    _check_head_of(manifest, MANIFEST)
+    _check_rest(manifest, _check_arrays(manifest.arrays, MANIFEST), MANIFEST)
     return manifest
 
 
@@ -174,10 +207,19 @@ def _decoded(body: bytes) -> Manifest:
             cuts[grid] = _CUTS.decode(grid)
         if written not in owners:
             owners[written] = _OWNERS.decode(written)
-        known = {field: getattr(entry, field) for field in _FIELDS}
-        arrays.append(ArrayEntry(**known, cuts=cuts[grid], owners=owners[written]))
-    rest = {field: getattr(raw, field) for field in Manifest.__struct_fields__ if field != "arrays"}
-    return Manifest(**rest, arrays=tuple(arrays))
+        arrays.append(
+            ArrayEntry(
+                name=entry.name,
+                dtype=entry.dtype,
+                shape=entry.shape,
+                kind=entry.kind,
+                impl=entry.impl,
+                axes=entry.axes,
+                cuts=cuts[grid],
+                owners=owners[written],
+            )
+        )
+    return Manifest(**{field: getattr(raw, field) for field in _COMMON}, arrays=tuple(arrays))
 
 
 def _check_head(body: bytes) -> None:
@@ -273,10 +315,43 @@ def _rooted(data: bytes) -> bytes:
     return b"{" + data[PREFIX:]
 
 
-def _check_manifest(manifest: Manifest, where: str) -> None:
+class _Found(NamedTuple):
+    """What all arrays have together; `grids` are those that differ, by the name of one that has it."""
+
+    names: set[str]
+    nbytes: int
+    grids: dict[str, tuple[tuple[Run, ...], int]]
+
+
+def _check_arrays(arrays: Iterable[ArrayEntry], where: str) -> _Found:
+    """FormatError unless each array is right in itself."""
+    names: set[str] = set()
+    nbytes = 0
+    grids: dict[str, tuple[tuple[Run, ...], int]] = {}
+    seen: set[tuple[object, ...]] = set()
+    for array in arrays:
+        _check_name(array.name, names, where)
+        problem = _array_problem(array)
+        # Decoded arrays share equal cuts and owners: what was found right once is right again.
+        grid = (id(array.cuts), id(array.owners), array.shape)
+        if problem is None and grid not in seen:
+            problem = cuts_problem(array.cuts, array.shape)
+            seen.add(grid)
+            grids[array.name] = array.owners, num_cells(array.cuts)
+        if problem is not None:
+            raise FormatError(f"{where}: array {show(array.name)}: {problem}")
+        nbytes += array.nbytes
+    return _Found(names, nbytes, grids)
+
+
+def _check_head_of(manifest: Manifest, where: str) -> None:
     if manifest.format != FORMAT:
         raise FormatError(f"{where}: format {show(manifest.format)}, expected {FORMAT!r}")
     check_version(manifest.version, where)
+
+
+def _check_rest(manifest: Manifest, arrays: _Found, where: str) -> None:
+    """FormatError unless all but the arrays is right, and fits to what was found of them."""
     if not math.isfinite(manifest.created):
         raise FormatError(f"{where}: created at {manifest.created}")
     try:
@@ -286,21 +361,21 @@ def _check_manifest(manifest: Manifest, where: str) -> None:
     for key, value in manifest.writer.items():
         if problem := text_problem(key) or text_problem(value):
             raise FormatError(f"{where}: writer entry {show(key)} {problem}")
-    known = _check_parts(manifest, where)
-    _check_unique([*manifest.arrays, *manifest.scalars], where)
+    names = set(arrays.names)
     for scalar in manifest.scalars:
+        _check_name(scalar.name, names, where)
         _check_scalar(scalar, where)
-    grids: set[tuple[object, ...]] = set()
-    for array in manifest.arrays:
-        # Decoded arrays share equal cuts and owners: what was found right once is right again.
-        grid = (id(array.cuts), id(array.owners), array.shape)
-        _check_array(array, None if grid in grids else known, where)
-        grids.add(grid)
-    total = sum(array.nbytes for array in manifest.arrays)
+    known = _check_parts(manifest, where)
+    for name, (owners, cells) in arrays.grids.items():
+        try:
+            check_owners(owners, cells, known)
+        except FormatError as error:
+            raise FormatError(f"{where}: array {show(name)}: {error.message}") from None
     written = sum(part.nbytes for part in manifest.parts)
-    if not total == written == manifest.nbytes:
+    if not arrays.nbytes == written == manifest.nbytes:
         raise FormatError(
-            f"{where}: arrays have {total} bytes, parts {written}, the manifest says {manifest.nbytes}"
+            f"{where}: arrays have {arrays.nbytes} bytes, parts {written}, "
+            f"the manifest says {manifest.nbytes}"
         )
 
 
@@ -320,14 +395,12 @@ def _check_parts(manifest: Manifest, where: str) -> bytes:
     return bytes(known)
 
 
-def _check_unique(entries: Iterable[ArrayEntry | ScalarEntry], where: str) -> None:
-    seen: set[str] = set()
-    for entry in entries:
-        if problem := text_problem(entry.name):
-            raise FormatError(f"{where}: the name {show(entry.name)} {problem}")
-        if entry.name in seen:
-            raise FormatError(f"{where}: the name {show(entry.name)} appears twice")
-        seen.add(entry.name)
+def _check_name(name: str, seen: set[str], where: str) -> None:
+    if problem := text_problem(name):
+        raise FormatError(f"{where}: the name {show(name)} {problem}")
+    if name in seen:
+        raise FormatError(f"{where}: the name {show(name)} appears twice")
+    seen.add(name)
 
 
 def _check_scalar(scalar: ScalarEntry, where: str) -> None:
@@ -337,20 +410,6 @@ def _check_scalar(scalar: ScalarEntry, where: str) -> None:
         decode_scalar(scalar.type, scalar.value)
     except FormatError as error:
         raise FormatError(f"{where}: scalar {show(scalar.name)}: {error.message}") from None
-
-
-def _check_array(entry: ArrayEntry, known: bytes | None, where: str) -> None:
-    """Without `known` (which parts there are) its grid was checked before."""
-    problem = _array_problem(entry)
-    if problem is None and known is not None:
-        problem = cuts_problem(entry.cuts, entry.shape)
-    if problem is None and known is not None:
-        try:
-            check_owners(entry.owners, num_cells(entry.cuts), known)
-        except FormatError as error:
-            problem = error.message
-    if problem is not None:
-        raise FormatError(f"{where}: array {show(entry.name)}: {problem}")
 
 
 def _array_problem(entry: ArrayEntry) -> str | None:

@@ -30,6 +30,7 @@ from holdfast.format import (
     HEAD,
     MANIFEST,
     MAX_MANIFEST,
+    ArrayTable,
     Manifest,
     PartEntry,
     SaveId,
@@ -193,12 +194,12 @@ class Commit:
         self._session = order.save.attempt.rpartition("-")[0]
         self._voted = False
 
-    def run(self, index: bytes, replaces: Replaced | None) -> None:
-        """Vote, agree and commit; returns when the step is durable.
+    def run(self, index: bytes, table: ArrayTable, replaces: Replaced | None) -> None:
+        """Vote, agree and commit; returns when the step is durable. `table` is that of the recipe's arrays.
 
         Blocks: until all ranks have voted, `deadline_s` at most. Fails: AgreementError with the reasons.
         """
-        self._vote(index, replaces)
+        self._vote(index, table, replaces)
         faults.site("vault.voted")
         ballots = self._decide() if self._agreement.rank < COLLECTORS else self._learn()
         faults.site("vault.decided")
@@ -206,9 +207,8 @@ class Commit:
             return
         # Rank 0, or one that finishes for it.
         ballots = ballots or self._all_ballots()
-        manifest = self._manifest(ballots)
         first = ballots[0]
-        self._create(encode_manifest(manifest), first.replaces)
+        self._create(encode_manifest(self._manifest(ballots), table), first.replaces)
         if first.replaces is not None and self._agreement.rank == 0:
             # The step is durable: what cannot be removed is left for the next start to clean.
             with suppress(HoldfastError):
@@ -232,7 +232,7 @@ class Commit:
         except HoldfastError:
             return False
 
-    def _vote(self, index: bytes, replaces: Replaced | None) -> None:
+    def _vote(self, index: bytes, table: ArrayTable, replaces: Replaced | None) -> None:
         order, recipe = self._order, self._recipe
         lead = self._agreement.rank == 0
         ballot = Ballot(
@@ -244,7 +244,7 @@ class Commit:
                 nbytes=sum(piece.nbytes for piece in recipe.slices),
             ),
             # Scalars belong to the tree as much as arrays do: all ranks must mean the same step.
-            tree=digest(msgspec.msgpack.encode((recipe.arrays, order.scalars))),
+            tree=digest(msgspec.msgpack.encode((table.digest, order.scalars))),
             created=order.created,
             scalars=order.scalars if lead else (),
             meta=order.meta if lead else b"{}",

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import final
 
 from holdfast import faults, journal
@@ -25,6 +26,7 @@ from holdfast.coord import Agreement
 from holdfast.errors import BusyPathError, DeadlineError, HoldfastError, SaveError, StorageError
 from holdfast.format import (
     VERSION,
+    ArrayTable,
     PartFile,
     PartIndex,
     SaveId,
@@ -102,6 +104,14 @@ class Job:
                     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What a commit needs of a part that was written."""
+
+    index: bytes
+    table: ArrayTable
+
+
 @final
 class Persister:
     """Writes and commits jobs in the order they are submitted, on its own threads."""
@@ -126,6 +136,8 @@ class Persister:
         self._idle = threading.Condition()
         self._pending = 0
         self._over: SaveId | None = None
+        self._table: ArrayTable | None = None
+        """Of the last tree that was saved."""
         self._crew = Crew(threads, "holdfast-write")
         self._runner = threading.Thread(target=self._run, name="holdfast-persist", daemon=True)
         self._runner.start()
@@ -194,7 +206,8 @@ class Persister:
             # take the part for a leftover while this rank waits for the others.
             touched = True
             with closing(self._open(job)) as writer:
-                commit.run(self._write(job, writer), replaced)
+                written = self._write(job, writer)
+                commit.run(written.index, written.table, replaced)
         # Whatever goes wrong in a save, including a bug of ours, must reach the handle and must not
         # end the vault: the next save may well succeed.
         except Exception as error:
@@ -232,40 +245,32 @@ class Persister:
         faults.site("vault.reserved")
         return writer
 
-    def _write(self, job: Job, writer: PartWriter) -> bytes:
-        """Write and sync this rank's part and index; returns the index."""
-        order, recipe = job.order, job.recipe
-        folder, attempt = step_folder(order.save.step), order.save.attempt
-        job.digests = digests = self._write_blocks(job, writer)
+    def _write(self, job: Job, writer: PartWriter) -> _Written:
+        """Write and sync this rank's part and index."""
+        written = self._write_blocks(job, writer)
         writer.sync()
         faults.site("vault.part.synced")
-        name = data_name(recipe.part, attempt)
-        part_file = PartFile(name=name, size=recipe.size, blocks=digests.hex())
-        index = encode_index(
-            PartIndex(
-                version=VERSION,
-                save=order.save,
-                part=recipe.part,
-                files=(part_file,),
-                slices=recipe.slices,
-            )
-        )
         # A vault that replaces a dead one writes the same bytes again, hence not `create`. The folder
         # sync in it also makes the part's own name durable.
-        self._store.replace(folder, index_name(recipe.part, attempt), data=index)
+        save = job.order.save
+        self._store.replace(
+            step_folder(save.step), index_name(job.recipe.part, save.attempt), data=written.index
+        )
         faults.site("vault.index.written")
-        return index
+        return written
 
-    def _write_blocks(self, job: Job, writer: PartWriter) -> bytes:
-        """Write each block when it is staged, and hash them once all are; the digests.
+    def _write_blocks(self, job: Job, writer: PartWriter) -> _Written:
+        """Write each block when it is staged, and hash them once all are.
 
         A trainer that still copies needs the processors: writing takes hardly any of them, hashing does. It
-        is done beside the writing that is left, by this thread and by those that have nothing more to write.
+        is done beside the writing that is left, by this thread and by those that have nothing more to write;
+        and so is what the commit needs.
         """
         deadline = Deadline(job.order.deadline_s)
         count = num_blocks(job.recipe.size)
         digests = [b""] * count
         running: deque[Future[None]] = deque()
+        hashing: list[Future[None]] = []
         try:
             for block in range(count):
                 job.wait(block_range(block, job.recipe.size)[1], deadline)
@@ -273,18 +278,36 @@ class Persister:
                 while running[0].done() and len(running) > 1:
                     running.popleft().result(0)
             todo = itertools.count()  # `next` on it is atomic
-            running.extend(self._crew.submit(self._hash, job, todo, digests) for _ in range(self._threads))
+            hashing += (self._crew.submit(self._hash, job, todo, digests) for _ in range(self._threads))
             self._hash(job, todo, digests)
+            for future in hashing:
+                if not future.cancel():  # who has not begun finds nothing to do
+                    future.result(deadline.remaining())
+            job.digests = b"".join(digests)
+            written = _Written(self._index(job), self._table_of(job.recipe))
             for future in _drained(running):
                 future.result(deadline.remaining())
         finally:
             # No thread may touch the file or the slot once this save is given up.
-            for future in running:
+            for future in (*running, *hashing):
                 future.cancel()
-            for future in running:
+            for future in (*running, *hashing):
                 if not future.cancelled():
                     future.exception(deadline.remaining() + 60.0)
-        return b"".join(digests)
+        return written
+
+    def _index(self, job: Job) -> bytes:
+        save, recipe = job.order.save, job.recipe
+        name = data_name(recipe.part, save.attempt)
+        part_file = PartFile(name=name, size=recipe.size, blocks=job.digests.hex())
+        return encode_index(
+            PartIndex(version=VERSION, save=save, part=recipe.part, files=(part_file,), slices=recipe.slices)
+        )
+
+    def _table_of(self, recipe: Recipe) -> ArrayTable:
+        if self._table is None or self._table.entries is not recipe.arrays:
+            self._table = ArrayTable(recipe.arrays)
+        return self._table
 
     def _write_block(self, job: Job, writer: PartWriter, block: int) -> None:
         begin, end = block_range(block, job.recipe.size)
