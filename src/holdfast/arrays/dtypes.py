@@ -97,12 +97,12 @@ TABLE: dict[str, DType] = _table()
 
 def dtype(spec: str | np.dtype[Any] | type[Any] | DType) -> DType:
     """The table entry for a dtype name, numpy dtype or scalar type; TreeError if unsupported."""
+    if isinstance(spec, str):
+        if (found := TABLE.get(spec)) is not None:
+            return found
+        raise _unsupported(f"unknown dtype {spec!r}")
     if isinstance(spec, DType):
         return spec
-    if isinstance(spec, str):
-        if spec in TABLE:
-            return TABLE[spec]
-        raise _unsupported(f"unknown dtype {spec!r}")
     key: Any = spec  # mypy does not see that types are hashable
     return _of_numpy(key)
 

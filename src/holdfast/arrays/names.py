@@ -34,11 +34,12 @@ def split(name: str) -> tuple[str, ...]:
 def _escape(key: str) -> str:
     if key == "":
         return "~2"
-    try:
-        key.encode()
-    except UnicodeEncodeError as error:
-        raise TreeError(f"the key {key!r} is not valid text: {error.reason}") from error
-    return key.replace("~", "~0").replace("/", "~1")
+    if not key.isascii():
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise TreeError(f"the key {key!r} is not valid text: {error.reason}") from error
+    return key.replace("~", "~0").replace("/", "~1") if "~" in key or "/" in key else key
 
 
 def _unescape(part: str, name: str) -> str:

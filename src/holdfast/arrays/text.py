@@ -26,6 +26,8 @@ def text_problem(value: object, most: int = MAX_NAME) -> str | None:
         return f"is {type(value).__name__}, not a string"
     if len(value) > most:
         return f"has {len(value)} characters; at most {most} are allowed"
+    if value.isascii():
+        return None
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -7,7 +7,6 @@ listed all at once.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +38,14 @@ from holdfast.arrays import (
 )
 from holdfast.arrays import dtype as dtype_of
 from holdfast.checkpoint.memory import Allocator
-from holdfast.checkpoint.reading import BadBlock, BlockPipeline, BlockRead, Destination, in_turn
+from holdfast.checkpoint.reading import (
+    BadBlock,
+    BlockKey,
+    BlockPipeline,
+    BlockRead,
+    Destination,
+    in_turn,
+)
 from holdfast.errors import FormatError, HoldfastError
 from holdfast.format import (
     BLOCK,
@@ -61,7 +67,8 @@ log = logging.getLogger("holdfast.checkpoint")
 _MANY: Final = 16
 """Blocks with at least this many arrays in them are read first."""
 READERS: Final = 16
-"""Most wait for the disk while some copy and hash, also where there are fewer cores."""
+"""Most wait for the disk while some copy and hash, also where there are fewer cores: of two, eight readers are
+a fifth slower when the disk is."""
 _FILES: Final = 256
 """Arrays are made whole one after the other only if so many open files are enough for it."""
 _NOTHING: Final[Bytes1D] = np.empty(0, np.uint8)
@@ -177,8 +184,14 @@ class StepLoad:
         parts = np.unique(np.concatenate([nothing, *(array.source_holder for array in copies.values())]))
         self._read_indexes(stores, {*parts.tolist(), *(owner for _, owner in whole)})
         destinations = self._destinations()
-        rows = itertools.chain(self._whole_rows(whole), self._cut_rows(copies, source, target))
-        return ReadPlan(self._blocks(rows, destinations), self._indexes, destinations)
+        slices, blocks = _Slices(self._indexes), _Blocks()
+        for one, owner in whole:
+            piece = slices.whole(owner, self._entries[one.stored])
+            if piece.nbytes:
+                copy = Move(piece.offset, 0, piece.nbytes)
+                blocks.add(owner, piece.file, copy, destinations[one.name][0])
+        self._add_cut(copies, source, target, slices, blocks, destinations)
+        return ReadPlan(blocks.in_order(), self._indexes, destinations)
 
     def _owner_of_whole(self, one: Wanted, stored: _StoredLayouts) -> int | None:
         """Who has all of an array, if this process wants all of it, in one piece on both sides.
@@ -192,20 +205,25 @@ class StepLoad:
             return None
         return stored.only_owner(entry)
 
-    def _whole_rows(self, whole: Sequence[tuple[Wanted, int]]) -> Iterator[_Row]:
-        for one, owner in whole:
-            entry = self._entries[one.stored]
-            copy = Move(0, 0, entry.nbytes) if entry.nbytes else None
-            itemsize = dtype_of(entry.dtype).itemsize
-            yield _Row(one, owner, 0, (0,) * len(entry.shape), entry.shape, itemsize, copy)
-
-    def _cut_rows(self, copies: Plan, source: Layout, target: Layout) -> Iterator[_Row]:
+    def _add_cut(
+        self,
+        copies: Plan,
+        source: Layout,
+        target: Layout,
+        slices: _Slices,
+        blocks: _Blocks,
+        destinations: Mapping[str, Mapping[int, Destination]],
+    ) -> None:
+        """The copies of those arrays that are cut on either side."""
         moves = _Moves()
         for name, array in copies.items():
-            one, found = self._by_name[name], moves.of(array, source[name], target[name])
+            stored, found = self._by_name[name].stored, moves.of(array, source[name], target[name])
             parts, boxes = array.source_holder.tolist(), array.target_box.tolist()
             for part, box, (start, stop, copy) in zip(parts, boxes, found, strict=True):
-                yield _Row(one, part, box, start, stop, array.itemsize, copy)
+                piece = slices.get(part, stored, start, stop, array.itemsize)
+                if copy is not None:
+                    shifted = copy.shifted(source=piece.offset)
+                    blocks.add(part, piece.file, shifted, destinations[name][box])
 
     def _wants_everything(self) -> bool:
         """Whether every byte of the step goes to this process, whichever way it is cut."""
@@ -272,8 +290,8 @@ class StepLoad:
         """Memory for every box; those of a landing get theirs when they are first read into."""
         allocator = Allocator()
         for name, boxes in destinations.items():
-            layout = self._by_name[name].layout()
-            landing = self._landings.get(id(self._by_name[name].adapter))
+            one = self._by_name[name]
+            layout, landing = one.layout(), self._landings.get(id(one.adapter))
             for box, destination in boxes.items():
                 nbytes = layout.box_nbytes(box)
                 if landing is not None:
@@ -281,27 +299,6 @@ class StepLoad:
                     continue
                 memory = allocator.allocate(nbytes)
                 destination.data, destination.owned = memory.data, memory.owned
-
-    def _blocks(
-        self, rows: Iterable[_Row], destinations: Mapping[str, Mapping[int, Destination]]
-    ) -> list[BlockRead]:
-        slices = _Slices(self._indexes)
-        blocks: dict[tuple[int, int, int], BlockRead] = {}
-        for one, part, box, start, stop, itemsize, copy in rows:
-            piece = slices.get(part, one.stored, start, stop, itemsize)
-            if copy is None:
-                continue
-            copy = copy.shifted(source=piece.offset)
-            destination = destinations[one.name][box]
-            for block in _blocks_of(copy):
-                key = (part, piece.file, block)
-                read = blocks.get(key)
-                if read is None:
-                    read = blocks[key] = BlockRead(*key)
-                read.copies.append((copy, destination))
-        # Blocks full of small arrays first: making those arrays then overlaps with reading the rest.
-        ordered = sorted(blocks, key=lambda key: (-(len(blocks[key].copies) // _MANY), key))
-        return [blocks[key] for key in ordered]
 
     def _place(
         self,
@@ -361,16 +358,25 @@ class StepLoad:
         return Placement(one.sink, cast, alias=False)
 
 
-class _Row(NamedTuple):
-    """A slice of an array in a part, and the copy out of it; none where there is nothing in it."""
+class _Blocks:
+    """The blocks to read, with the copies out of each."""
 
-    wanted: Wanted
-    part: int
-    box: int
-    start: tuple[int, ...]
-    stop: tuple[int, ...]
-    itemsize: int
-    copy: Move | None
+    def __init__(self) -> None:
+        self._found: dict[BlockKey, BlockRead] = {}
+
+    def add(self, part: int, file: int, copy: Move, destination: Destination) -> None:
+        """Add a copy out of a file, to every block that has bytes of it."""
+        for block in _blocks_of(copy):
+            key = (part, file, block)
+            read = self._found.get(key)
+            if read is None:
+                read = self._found[key] = BlockRead(*key)
+            read.copies.append((copy, destination))
+
+    def in_order(self) -> list[BlockRead]:
+        """Those full of small arrays first: making them then overlaps with reading the rest."""
+        ordered = sorted(self._found.items(), key=lambda item: (-(len(item[1].copies) // _MANY), item[0]))
+        return [read for _, read in ordered]
 
 
 class _Slices:
@@ -397,6 +403,12 @@ class _Slices:
             )
         check_slice(self._indexes[part], piece, stop, itemsize)
         return piece
+
+    def whole(self, part: int, entry: ArrayEntry) -> Slice:
+        """The slice that has all of an array. Fails: FormatError."""
+        return self.get(
+            part, entry.name, (0,) * len(entry.shape), entry.shape, dtype_of(entry.dtype).itemsize
+        )
 
 
 class _Moves:
@@ -436,6 +448,7 @@ class _StoredLayouts:
     def __init__(self) -> None:
         self._layouts: dict[tuple[object, ...], ArrayLayout] = {}
         self._holders: dict[tuple[int, int], Holders] = {}
+        self._only: dict[tuple[int, int], int | None] = {}
 
     def of(self, entry: ArrayEntry) -> ArrayLayout:
         """The layout of one array. Fails: FormatError."""
@@ -448,9 +461,11 @@ class _StoredLayouts:
 
     def only_owner(self, entry: ArrayEntry) -> int | None:
         """The part that has all of an array in one slice; None where it is cut. Fails: FormatError."""
-        if num_cells(entry.cuts) > 1:
-            return None
-        return self._holders_of(entry).tuples[0][0]
+        key = (id(entry.cuts), id(entry.owners))
+        if key not in self._only:
+            alone = num_cells(entry.cuts) == 1
+            self._only[key] = self._holders_of(entry).tuples[0][0] if alone else None
+        return self._only[key]
 
     def _holders_of(self, entry: ArrayEntry) -> Holders:
         cells = num_cells(entry.cuts)

@@ -34,7 +34,7 @@ from holdfast.arrays import (
     move,
     spread,
 )
-from holdfast.arrays.copying import copy_bytes
+from holdfast.arrays.copying import Batch, copy_bytes
 from holdfast.errors import HoldfastError, TreeError
 from holdfast.format import (
     BLOCK,
@@ -300,19 +300,30 @@ class Capture:
         for block in self._next:  # `next` on a counter is atomic
             if block >= len(self._done):
                 return
-            for copy in self._plan.blocks[block]:
-                self._copy(copy)
+            self._copy(self._plan.blocks[block])
             # Before the block is told: who dies here has not told all of them, whatever the other threads do.
             faults.site("trainer.stage.block")
             self._finished(block)
 
-    def _copy(self, copy: StagedCopy) -> None:
-        memory = copy.adapter.memory(self._leaves[copy.leaf], copy.ordinal)
-        one = copy.move
-        if one.dims:
-            _copy_strided(one, memory.address, self._address)
-        else:
-            copy_bytes(self._address + one.target, memory.address + one.source, one.run)
+    def _copy(self, copies: Sequence[StagedCopy]) -> None:
+        """Fill a block. One call: with one for each of hundreds of arrays, the threads queue for the GIL."""
+        plain: list[tuple[int, int, int]] = []
+        kept: list[object] = []
+        for copy in copies:
+            memory = copy.adapter.memory(self._leaves[copy.leaf], copy.ordinal)
+            one = copy.move
+            if one.dims:
+                _copy_strided(one, memory.address, self._address)
+            else:
+                plain.append((one.target, memory.address + one.source, one.run))
+                kept.append(memory.keep)
+        if len(plain) == 1:
+            at, source, nbytes = plain[0]
+            copy_bytes(self._address + at, source, nbytes)
+        elif plain:
+            batch = Batch(self._address, *np.array(plain, np.uint64).T)
+            batch.stream(0, len(plain))
+        del kept
 
     def _finished(self, block: int) -> None:
         with self._lock:

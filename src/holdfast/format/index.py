@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from operator import gt, sub
 from typing import Annotated, Final
 
 import msgspec
@@ -44,7 +45,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+        return tuple(map(sub, self.stop, self.start))
 
 
 class PartFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,8 +135,11 @@ def decode_index(
 
 
 def check_slice(index: PartIndex, piece: Slice, stop: Sequence[int], itemsize: int) -> None:
-    """FormatError unless a slice of the index ends at `stop`, has the right size and lies in its file."""
-    problem = _slice_problem(piece, index.files)
+    """FormatError unless a slice of the index ends at `stop`, has the right size and lies in its file.
+
+    It was looked up by a name that is in the manifest, so that is one.
+    """
+    problem = _place_problem(piece, index.files)
     if problem is None and (piece.stop != tuple(stop) or piece.nbytes != math.prod(piece.shape) * itemsize):
         problem = f"of {piece.nbytes} bytes ends at {show(piece.stop)}, the manifest says {show(tuple(stop))}"
     if problem is not None:
@@ -225,11 +229,13 @@ def _check_file(file: PartFile, name: str, where: str) -> None:
 
 
 def _slice_problem(piece: Slice, files: tuple[PartFile, ...]) -> str | None:
-    if problem := text_problem(piece.name):
-        return problem
+    return text_problem(piece.name) or _place_problem(piece, files)
+
+
+def _place_problem(piece: Slice, files: tuple[PartFile, ...]) -> str | None:
     if len(piece.start) != len(piece.stop) or len(piece.start) > MAX_DIMS:
         return f"has {len(piece.start)} starts and {len(piece.stop)} stops"
-    if any(a > b for a, b in zip(piece.start, piece.stop, strict=True)):
+    if any(map(gt, piece.start, piece.stop)):
         return f"ends at {show(piece.stop)}, before its start {show(piece.start)}"
     if piece.file >= len(files):
         return f"lies in file {piece.file}; there are {len(files)}"

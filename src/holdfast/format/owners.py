@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
-from math import prod
 from operator import lt
 
 import numpy as np
@@ -80,7 +79,10 @@ def check_owners(runs: Sequence[Run], expected_count: int, known: bytes | None =
 
 def num_cells(cuts: Cuts) -> int:
     """The number of cells of a shard grid; 1 for a 0-d array."""
-    return prod(len(points) - 1 for points in cuts)
+    found = 1
+    for points in cuts:
+        found *= len(points) - 1
+    return found
 
 
 def owned(runs: Sequence[Run], part: int) -> Iterator[int]:

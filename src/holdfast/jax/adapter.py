@@ -9,7 +9,7 @@ donated alias is copied by the runtime, never written in place.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, final
 
 import jax
@@ -131,6 +131,13 @@ class JaxSink:
         """The local devices that the array goes to."""
         return [device for devices in self._devices for device in devices]
 
+    @cached_property
+    def _shard_shape(self) -> tuple[int, ...]:
+        layout = self.description.layout
+        if len(self._box_of) == 1 and layout.nbytes:  # JAX takes ten microseconds to say so
+            return layout.shape
+        return self._sharding.shard_shape(layout.shape)
+
     def hosts(self, boxes: dict[int, Bytes1D]) -> list[tuple[Any, Any]]:
         """The host array for each local device; one with the sharding, if all have the same."""
         layout = self.description.layout
@@ -142,7 +149,7 @@ class JaxSink:
             # An empty array is described as one box, but its devices have shards all the same.
             empty = 0 in layout.shape
             extents = layout.boxes[box, :, 1] - layout.boxes[box, :, 0]
-            shape = self._sharding.shard_shape(layout.shape) if empty else extents.tolist()
+            shape = self._shard_shape if empty else extents.tolist()
             host = data.view(numpy_dtype).reshape(shape)
             found += [(host, device) for device in self._devices[box]]
         return found
@@ -154,8 +161,7 @@ class JaxSink:
         """
         layout = self.description.layout
         numpy_dtype = dtype_of(layout.dtype).numpy
-        shape = self._sharding.shard_shape(layout.shape)
-        hosts = {box: data.view(numpy_dtype).reshape(shape) for box, data in boxes.items()}
+        hosts = {box: data.view(numpy_dtype).reshape(self._shard_shape) for box, data in boxes.items()}
         if not alias:
             hosts = {box: host.copy() for box, host in hosts.items()}
 
