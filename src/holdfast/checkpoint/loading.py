@@ -67,8 +67,8 @@ log = logging.getLogger("holdfast.checkpoint")
 _MANY: Final = 16
 """Blocks with at least this many arrays in them are read first."""
 READERS: Final = 16
-"""Most wait for the disk while some copy and hash, also where there are fewer cores: of two, eight readers are
-a fifth slower when the disk is."""
+"""Most wait for the disk while some copy and hash, also where there are fewer cores: for two of them eight
+readers are a fifth slower, when the disk is slow."""
 _FILES: Final = 256
 """Arrays are made whole one after the other only if so many open files are enough for it."""
 _NOTHING: Final[Bytes1D] = np.empty(0, np.uint8)
