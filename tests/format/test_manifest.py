@@ -294,6 +294,13 @@ def test_a_table_does_not_spare_the_rest_its_checks(changes: dict[str, Any], tex
         fmt.encode_manifest(msgspec.structs.replace(manifest, **changes), table)
 
 
+def test_a_table_is_of_the_very_arrays_of_the_manifest() -> None:
+    manifest = fmt.decode_manifest(GOOD[fmt.MANIFEST])
+    other = fmt.ArrayTable(manifest.arrays[1:])
+    with pytest.raises(FormatError, match="not that of its arrays"):
+        fmt.encode_manifest(manifest, other)
+
+
 def test_a_table_of_wrong_arrays_is_refused() -> None:
     first, *rest = fmt.decode_manifest(GOOD[fmt.MANIFEST]).arrays
     with pytest.raises(FormatError, match="appears twice"):

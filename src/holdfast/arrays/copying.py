@@ -33,7 +33,7 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL | None:
         one, many = found.holdfast_stream, [getattr(found, name) for name in _MANY]
         scatter, hashed = found.holdfast_scatter, found.holdfast_copy_hashed
         size, begin, move = found.holdfast_passage_bytes, found.holdfast_passage, found.holdfast_pass
-        passed = found.holdfast_passed
+        passed, _ = found.holdfast_passed, found.holdfast_width
     except (OSError, AttributeError):  # not built, or built for another machine or from other sources
         return None
     one.argtypes, one.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t], None

@@ -26,6 +26,7 @@ from holdfast.arrays import (
     Description,
     FlatTree,
     Layout,
+    Memory,
     Move,
     adapter_of,
     adapters,
@@ -312,22 +313,22 @@ class Capture:
     def _copy(self, copies: Sequence[StagedCopy]) -> None:
         """Fill a block. One call: with one for each of hundreds of arrays, the threads queue for the GIL."""
         plain: list[tuple[int, int, int]] = []
-        kept: list[object] = []
+        found: dict[tuple[int, int], Memory] = {}  # once for each: it may be a copy of the leaf
         for copy in copies:
-            memory = copy.adapter.memory(self._leaves[copy.leaf], copy.ordinal)
+            key = (copy.leaf, copy.ordinal)
+            memory = found.get(key)
+            if memory is None:
+                memory = found[key] = copy.adapter.memory(self._leaves[copy.leaf], copy.ordinal)
             one = copy.move
             if one.dims:
                 _copy_strided(one, memory.address, self._address)
             else:
                 plain.append((one.target, memory.address + one.source, one.run))
-                kept.append(memory.keep)
         if len(plain) == 1:
             at, source, nbytes = plain[0]
             copy_bytes(self._address + at, source, nbytes)
         elif plain:
-            batch = Batch(self._address, *np.array(plain, np.uint64).T)
-            batch.stream(0, len(plain))
-        del kept
+            Batch(self._address, *np.array(plain, np.uint64).T).stream(0, len(plain))
 
     def _finished(self, block: int) -> None:
         with self._lock:

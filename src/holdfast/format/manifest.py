@@ -158,7 +158,8 @@ def encode_manifest(manifest: Manifest, table: ArrayTable | None = None) -> byte
     no reader would accept.
     """
     table = ArrayTable(manifest.arrays) if table is None else table
-    assert table.entries is manifest.arrays
+    if table.entries is not manifest.arrays:
+        raise FormatError(f"{_NEW}: the table of arrays that was given is not that of its arrays")
     known = {field: getattr(manifest, field) for field in _COMMON}
     composed = _Composed(**known | {"meta": check_meta(manifest.meta)}, arrays=msgspec.Raw(table.text))
     _check_names(manifest.scalars)

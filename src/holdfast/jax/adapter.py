@@ -188,7 +188,7 @@ class JaxSink:
 
 @lru_cache(maxsize=4096)
 def _sink(shape: tuple[int, ...], dtype: Any, sharding: Sharding, world: int, committed: bool) -> JaxSink:
-    # A model repeats few shapes many times; sinks hold no state.
+    # A model repeats few shapes many times; sinks hold nothing of a single load.
     return JaxSink(shape, dtype, sharding, world, committed)
 
 
