@@ -33,7 +33,7 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL | None:
         one, many = found.holdfast_stream, [getattr(found, name) for name in _MANY]
         scatter, hashed = found.holdfast_scatter, found.holdfast_copy_hashed
         size, begin, move = found.holdfast_passage_bytes, found.holdfast_passage, found.holdfast_pass
-        passed, _ = found.holdfast_passed, found.holdfast_width
+        passed, width = found.holdfast_passed, found.holdfast_width
     except (OSError, AttributeError):  # not built, or built for another machine or from other sources
         return None
     one.argtypes, one.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t], None
@@ -48,6 +48,7 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL | None:
     size.restype = ctypes.c_size_t
     begin.argtypes, begin.restype = [address, address, number, number, number], None
     move.argtypes, passed.argtypes = [address, ctypes.c_int, ctypes.c_int], [address]
+    width.argtypes = [ctypes.c_int]
     return found
 
 

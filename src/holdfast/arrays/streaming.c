@@ -10,6 +10,8 @@
 #include "native.h"
 
 #include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
 enum { SIDE = 4, STRIDE = SIDE * PAGE, AHEAD = 512 };

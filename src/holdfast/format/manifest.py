@@ -159,7 +159,10 @@ def encode_manifest(manifest: Manifest, table: ArrayTable | None = None) -> byte
     """
     table = ArrayTable(manifest.arrays) if table is None else table
     if table.entries is not manifest.arrays:
-        raise FormatError(f"{_NEW}: the table of arrays that was given is not that of its arrays")
+        raise FormatError(
+            f"{_NEW}: the table of arrays that was given is not that of its arrays",
+            hint="this is a defect in Holdfast: give the table that was made of the manifest's own arrays",
+        )
     known = {field: getattr(manifest, field) for field in _COMMON}
     composed = _Composed(**known | {"meta": check_meta(manifest.meta)}, arrays=msgspec.Raw(table.text))
     _check_names(manifest.scalars)
