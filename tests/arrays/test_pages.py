@@ -1,16 +1,18 @@
-"""Fresh memory: as long as asked, zeroed, and begun where huge pages begin."""
+"""Memory, of this process or shared: as long as asked, zeroed, and begun where huge pages begin."""
 
 from __future__ import annotations
 
 import gc
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from holdfast.arrays import pages
 from holdfast.arrays.copying import address_of
-from holdfast.arrays.pages import HUGE, region
+from holdfast.arrays.pages import HUGE, mapped, memfd, region
 
 
 @pytest.mark.parametrize("nbytes", [1, 4096, HUGE - 1, HUGE, HUGE + 1, 4 * HUGE + 8192, 7 * HUGE - 3])
@@ -42,3 +44,88 @@ def test_memory_goes_with_the_last_view() -> None:
     del kept
     gc.collect()
     assert _mapped() < before + 32 * HUGE
+
+
+def huge_kib() -> int:
+    """Of shared memory, how much this process has on huge pages."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if "ShmemPmdMapped" in line)
+
+
+@pytest.mark.parametrize("nbytes", [1, 4096, HUGE - 1, HUGE, 3 * HUGE + 5000])
+def test_a_memfd_is_the_same_memory_wherever_it_is_mapped(nbytes: int) -> None:
+    fd, memory = memfd("test", nbytes)
+    try:
+        first, second = memory.array(), mapped(fd, nbytes, writable=False).array()
+        assert first.size == second.size == nbytes
+        assert not first.any(), "fresh"
+        first[:] = np.arange(nbytes, dtype=np.uint64).astype(np.uint8)
+        assert np.array_equal(second, first)
+        assert not second.flags.writeable
+        if nbytes >= HUGE:
+            assert address_of(first) % HUGE == address_of(second) % HUGE == 0
+        with pytest.raises(PermissionError):  # sealed: who maps it would be killed
+            os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
+def test_all_pages_of_a_memfd_are_there() -> None:
+    fd, memory = memfd("test", 5 * HUGE + 4096)
+    try:
+        assert os.fstat(fd).st_blocks * 512 >= memory.nbytes
+    finally:
+        os.close(fd)
+
+
+def test_a_memfd_lies_on_huge_pages_where_the_kernel_makes_them() -> None:
+    before = huge_kib()
+    fd, memory = memfd("test", 4 * HUGE + 4096)
+    os.close(fd)
+    if huge_kib() == before:
+        pytest.skip("this kernel makes no huge pages for a memfd when asked")
+    assert huge_kib() - before == 4 * HUGE >> 10
+    del memory
+    assert huge_kib() == before, "unmapped with its last view"
+
+
+def test_without_huge_pages_small_ones_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_MADV_COLLAPSE", -1)  # as a kernel that knows no such advice
+    fd, memory = memfd("test", 2 * HUGE)
+    try:
+        assert os.fstat(fd).st_blocks * 512 >= memory.nbytes
+        memory.array()[:] = 7
+    finally:
+        os.close(fd)
+
+
+def test_a_mapping_goes_with_its_last_view() -> None:
+    fd, memory = memfd("test", 2 * HUGE)
+    os.close(fd)
+    view = memory.array()[HUGE:]
+    view[:] = 3
+    del memory
+    assert (view == 3).all()
+    address = address_of(view)
+    assert f"{address - HUGE:x}-" in Path("/proc/self/maps").read_text()
+    del view
+    assert f"{address - HUGE:x}-" not in Path("/proc/self/maps").read_text()
+
+
+def test_memory_that_cannot_be_had_is_an_error_and_nothing_stays() -> None:
+    fds, maps = len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("\n")
+    with pytest.raises((OSError, ValueError, OverflowError)):
+        memfd("test", 1 << 60)
+    assert len(os.listdir("/proc/self/fd")) == fds
+    assert Path("/proc/self/maps").read_text().count("\n") <= maps + 2  # the interpreter's own arenas
+
+
+def test_a_descriptor_that_cannot_be_mapped_so_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(2 * HUGE))
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with pytest.raises(PermissionError):
+            mapped(fd, 2 * HUGE)
+    finally:
+        os.close(fd)

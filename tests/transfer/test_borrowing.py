@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from holdfast.arrays import Bytes1D, Move
+from holdfast.arrays import Bytes1D, Move, pages
 from holdfast.errors import PeerLostError, StalledError, TransferCancelled, TransferError, VersionGoneError
 from holdfast.transfer import Endpoint, Publication, PublishedTree, Shard, borrowing, buffers, publication
 from holdfast.transfer.borrowing import Intake
@@ -58,7 +58,7 @@ class Shared:
         self.fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, size)
         if sealed:
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, buffers.SEALS)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, pages.SEALS)
         self.memory: Bytes1D = np.frombuffer(mmap.mmap(self.fd, size), np.uint8)
         self.tree = PublishedTree((self.fd, self.memory))
         at = 0

@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.arrays import Bytes1D
+from holdfast.arrays.pages import SEALS, mapped, memfd
 from holdfast.errors import ReduceError
 from holdfast.reduce.layout import Block
 
 HEADER_BYTES: Final = 4096
 MAX_BANKS: Final = HEADER_BYTES // 8
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _F_SEAL_FUTURE_WRITE: Final = 0x10
 _HINT: Final = "reduce fewer or smaller arrays, or run fewer replicas on this node"
 
@@ -138,25 +138,16 @@ def _memfd(nbytes: int) -> tuple[int, Bytes1D]:
             f"a buffer of {nbytes:,} bytes does not fit: {there:,} bytes of memory are available",
             hint=_HINT,
         )
-    size = max(nbytes, mmap.PAGESIZE)
-    fd = -1
     try:
-        fd = os.memfd_create("holdfast-reduce", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, size)
-        os.posix_fallocate(fd, 0, size)
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        mapped = mmap.mmap(fd, size, flags, mmap.PROT_READ | mmap.PROT_WRITE)
-        # A peer that maps it must not be killed by our making it smaller, and must not be able to write it.
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        fd, mapping = memfd("holdfast-reduce", max(nbytes, mmap.PAGESIZE))
+        # A peer that maps it must not be able to write it.
         with contextlib.suppress(OSError):  # a kernel before 5.1
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
     except (OSError, ValueError) as error:
-        if fd >= 0:
-            os.close(fd)
         raise ReduceError(
             f"cannot take {nbytes:,} bytes of memory for a buffer: {error}", hint=_HINT
         ) from error
-    return fd, np.frombuffer(mapped, np.uint8)
+    return fd, mapping.array()
 
 
 def adopted(fd: int, nbytes: int) -> Bytes1D:
@@ -165,9 +156,9 @@ def adopted(fd: int, nbytes: int) -> Bytes1D:
         size = os.fstat(fd).st_size
         if not 0 < nbytes <= size:
             raise ReduceError(f"a buffer of {nbytes:,} bytes was announced, it has {size:,}")
-        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
             raise ReduceError("the buffer could be made smaller while it is read; it must be sealed")
-        return np.frombuffer(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+        return mapped(fd, size, writable=False).array()
     except (OSError, ValueError) as error:
         raise ReduceError(f"what was lent is no buffer: {error}") from error
     finally:

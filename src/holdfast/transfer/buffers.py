@@ -20,15 +20,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, final
 
-import numpy as np
-
 from holdfast.arrays import Bytes1D
+from holdfast.arrays.copying import address_of
+from holdfast.arrays.pages import SEALS, Mapped, mapped, memfd, populate
 from holdfast.errors import TransferError
 
 ALIGN: Final = 64
 """What placing an array without a copy asks for."""
 _PAGE: Final = mmap.PAGESIZE
-SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _HINT: Final = "drop trees of earlier versions, or transfer less in one plan"
 
 
@@ -43,13 +42,8 @@ class BufferSet:
     def __init__(self, number: int, nbytes: int) -> None:
         self.number = number
         self.nbytes = max(_PAGE, -(-nbytes // _PAGE) * _PAGE)
-        self.fd = _memfd(self.nbytes)
-        try:
-            self._map = _mapped(self.fd, self.nbytes)
-        except BaseException:
-            os.close(self.fd)
-            raise
-        self.memory: Bytes1D = np.frombuffer(self._map, np.uint8)
+        self.fd, self._mapped = _memfd(self.nbytes)
+        self.memory = self._mapped.array()
         self.busy = False
         self.in_run = False
         self.pinned: list[Callable[[], None]] = []
@@ -57,7 +51,7 @@ class BufferSet:
 
     def root(self) -> Bytes1D:
         """A fresh array over the region; when it and all its views are gone, the region is free."""
-        root: Bytes1D = np.frombuffer(self._map, np.uint8)
+        root = self._mapped.array()
         # Runs in whatever thread drops the last view, perhaps inside a lock: it only sets a flag.
         weakref.finalize(root, setattr, self, "busy", False).atexit = False
         return root
@@ -69,38 +63,20 @@ class BufferSet:
         os.close(self.fd)
 
 
-def _memfd(nbytes: int) -> int:
-    """A memfd whose pages are there: running out of memory later would be a signal, not an error."""
+def _memfd(nbytes: int) -> tuple[int, Mapped]:
+    """Memory for a buffer, and its descriptor. Fails: TransferError."""
     available = _available()
     if available is not None and nbytes > available:
         raise TransferError(
             f"a buffer of {nbytes:,} bytes does not fit: {available:,} bytes of memory are available",
             hint=_HINT,
         )
-    fd = -1
     try:
-        fd = os.memfd_create("holdfast-transfer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, nbytes)
-        os.posix_fallocate(fd, 0, nbytes)
-        # A peer that maps it must not be killed by our making it smaller.
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-    except OSError as error:
-        if fd >= 0:
-            os.close(fd)
-        raise _no_memory(nbytes, error) from error
-    return fd
-
-
-def _mapped(fd: int, nbytes: int) -> mmap.mmap:
-    try:
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        return mmap.mmap(fd, nbytes, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+        return memfd("holdfast-transfer", nbytes)
     except (OSError, ValueError) as error:
-        raise _no_memory(nbytes, error) from error
-
-
-def _no_memory(nbytes: int, error: Exception) -> TransferError:
-    return TransferError(f"cannot take {nbytes:,} bytes of memory for a buffer: {error}", hint=_HINT)
+        raise TransferError(
+            f"cannot take {nbytes:,} bytes of memory for a buffer: {error}", hint=_HINT
+        ) from error
 
 
 def _available() -> int | None:
@@ -116,9 +92,13 @@ def adopted(fd: int, nbytes: int) -> Bytes1D:
     """The memory behind a descriptor that a target lent. Takes the descriptor. Fails: TransferError."""
     try:
         _check_lent(fd, nbytes)
-        return np.frombuffer(_mapped(fd, os.fstat(fd).st_size), np.uint8)
-    except OSError as error:
+        memory = mapped(fd, os.fstat(fd).st_size).array()
+        if failed := populate(address_of(memory), memory.size):
+            raise OSError(failed, os.strerror(failed))
+    except (OSError, ValueError) as error:
         raise TransferError(f"what was lent is no buffer: {error}") from error
+    else:
+        return memory
     finally:
         os.close(fd)
 
@@ -140,7 +120,7 @@ def borrowed(fd: int, nbytes: int) -> Bytes1D:
     """The memory behind a descriptor that a source lent, for reading. Takes it. Fails: TransferError."""
     try:
         _check_lent(fd, nbytes)
-        return np.frombuffer(mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+        return mapped(fd, nbytes, writable=False).array()
     except (OSError, ValueError) as error:
         raise TransferError(f"what was lent cannot be read: {error}") from error
     finally:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, final
 
-from holdfast.arrays.pages import populate
+from holdfast.arrays.pages import SEALS, mapped, populate, populate_shared
 from holdfast.errors import VaultError
 
 PAGE: Final = mmap.PAGESIZE
@@ -30,13 +30,14 @@ _HELD: Final[list[object]] = []
 class Slot:
     """One stretch of shared memory that can hold a staged part file."""
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, *, fresh: bool = False) -> None:
         self.fd = fd
         self.size = size
-        self._map = mmap.mmap(fd, max(size, PAGE), mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        self._anchor = ctypes.c_char.from_buffer(self._map)
+        self._fresh = fresh
+        self._map, start, nbytes = mapped(fd, max(size, PAGE))
+        self._anchor = ctypes.c_char.from_buffer(self._map, start)
         self.address = ctypes.addressof(self._anchor)
-        self.view = memoryview(self._map)
+        self.view = memoryview(self._map)[start : start + nbytes]
         self._farewells: list[Callable[[], bool]] = []
         about = os.fstat(fd)
         self.memory_id = (about.st_dev, about.st_ino)
@@ -50,9 +51,8 @@ class Slot:
         try:
             fd = os.memfd_create("holdfast-slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, rounded)
-            # Whoever maps it must not be killed by somebody's making it smaller.
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            return Slot(fd, rounded)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+            return Slot(fd, rounded, fresh=True)
         except (OSError, OverflowError, ValueError) as error:
             if fd >= 0:
                 os.close(fd)
@@ -72,10 +72,12 @@ class Slot:
 
     def populate(self, threads: int = 2) -> None:
         """Fault every page in, so that staging never pays for first touch. Releases the GIL."""
+        # Pages that another process has made are only mapped: huge or not, they are what it could get.
+        fault, self._fresh = populate_shared if self._fresh else populate, False
         starts = range(0, self.size, _CHUNK)
         with ThreadPoolExecutor(threads, thread_name_prefix="holdfast-fault") as pool:
             lengths = (min(_CHUNK, self.size - start) for start in starts)
-            for failed in pool.map(populate, (self.address + start for start in starts), lengths):
+            for failed in pool.map(fault, (self.address + start for start in starts), lengths):
                 if failed:
                     raise VaultError(
                         f"cannot fault in {self.size:,} bytes of arena: {os.strerror(failed)}",
