@@ -1,4 +1,4 @@
-"""The native code with a `memcpy` that goes wrong once: what it compares and hashes must be what is there."""
+"""The native code with a copy that goes wrong once: what it compares and hashes must be what is there."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from hatch_build import SOURCES
 from holdfast.arrays import copying
 
 ROOT = Path(__file__).parents[2]
+_COPIED = "COPIED(line)=({ extern void faulty_copied(char *); faulty_copied((char *)(line)); })"
 _FAULTY = """
-#include <string.h>
 long faulty_at = -1;  /* which of the copies goes wrong; none if it is negative */
 long faulty_made = 0;
-void *faulty_memcpy(void *to, const void *from, size_t count)
+void faulty_copied(char *to)
 {
-    memcpy(to, from, count);
-    if (count && __sync_fetch_and_add(&faulty_made, 1) == faulty_at)
-        ((char *)to)[count - 1] ^= 1;
-    return to;
+    if (__sync_fetch_and_add(&faulty_made, 1) == faulty_at)
+        *to ^= 1;
 }
 """
 
@@ -35,8 +33,7 @@ class FaultyLibrary:
         made = []
         for source in SOURCES:
             made.append(str(folder / f"{source.stem}.o"))
-            bent = ["-Dmemcpy=faulty_memcpy"] if source.stem == "scattering" else []
-            _run([*compiler, *bent, "-c", str(ROOT / source), "-o", made[-1]])
+            _run([*compiler, f"-D{_COPIED}", "-c", str(ROOT / source), "-o", made[-1]])
         path = folder / "_faulty.so"
         _run([*compiler, "-shared", str(folder / "faulty.c"), *made, "-o", str(path)])
         found = copying.load(path)

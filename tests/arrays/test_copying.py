@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hatch_build import LIBRARY, SOURCES, built
 from holdfast.arrays import copying
 from holdfast.arrays.copying import Batch, Copy, address_of, copy_bytes, load
+from tests.arrays.faulty import FaultyLibrary
 
 ROOT = Path(__file__).parents[2]
 GUARD = 96
@@ -146,6 +147,68 @@ def test_copied_hashed_and_compared_by_one_call(monkeypatch: pytest.MonkeyPatch)
     target[:] = 0
     assert batch.copy_hashed(compared=True) is None
     assert not target.any()
+
+
+PAST = 4096 + 64
+"""Copies up to here are made at once, larger ones stripe by stripe."""
+_sizes = st.integers(0, 200) | st.integers(PAST - 200, PAST + 1300) | st.integers(0, 20_000)
+
+
+@pytest.mark.usefixtures("width")
+@given(
+    sizes=st.lists(_sizes, max_size=6), at=st.integers(0, 64), gap=st.integers(0, 70), compared=st.booleans()
+)
+def test_copied_hashed_and_compared_in_any_pieces(
+    sizes: list[int], at: int, gap: int, compared: bool
+) -> None:
+    sizes = [*sizes, 300]  # there are enough bytes for a digest
+    starts = np.cumsum([at, *sizes])[:-1]
+    offsets = np.cumsum([gap, *(size + gap for size in sizes)])[:-1]
+    target = np.full(int(offsets[-1]) + sizes[-1] + GUARD, 0xA5, np.uint8)
+    expected = target.copy()
+    for start, offset, size in zip(starts, offsets, sizes, strict=True):
+        expected[offset : offset + size] = _random[start : start + size]
+    columns = (offsets, starts + address_of(_random), np.array(sizes))
+    batch = Batch(address_of(target), *(column.astype(np.uint64) for column in columns))
+    digest = xxhash.xxh3_128_digest(_random[at : at + sum(sizes)].data)
+    assert batch.copy_hashed(compared=compared) == (digest, True)
+    assert np.array_equal(target, expected), "these bytes and no others"
+
+
+@pytest.mark.usefixtures("width")
+@pytest.mark.parametrize("size", [300, PAST - 1, PAST, PAST + 1, PAST + 64, 16_384, 50_000, 65_536])
+def test_a_copy_that_is_hashed_touches_nothing_beyond_either_end(size: int) -> None:
+    source, target = Walled(), Walled()
+    source.last(size)[:] = _random[:size]
+    row = (np.array([0]), np.array([address_of(source.last(size))]), np.array([size]))
+    batch = Batch(address_of(target.last(size)), *(column.astype(np.uint64) for column in row))
+    assert batch.copy_hashed(compared=True) == (xxhash.xxh3_128_digest(_random[:size].data), True)
+    assert np.array_equal(target.last(size), _random[:size])
+
+
+@needs_compiler
+def test_every_copy_that_goes_wrong_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = FaultyLibrary(tmp_path)
+    monkeypatch.setattr(copying, "library", faulty.library)
+    sizes = [100, 9000, 5, 70_000]
+    starts, target = np.cumsum([0, *sizes])[:-1], np.zeros(sum(sizes), np.uint8)
+    columns = (starts, starts + address_of(_random), np.array(sizes))
+    batch = Batch(address_of(target), *(column.astype(np.uint64) for column in columns))
+    digest = xxhash.xxh3_128_digest(_random[: sum(sizes)].data)
+    for width in (16, 32, 64):
+        faulty.library.holdfast_width(width)
+        faulty.fail_at(-1)
+        assert batch.copy_hashed(compared=True) == (digest, True)
+        made = faulty.made
+        assert made > 1000, "nearly every stripe is a copy of its own"
+        for at in range(0, made, 7):
+            faulty.fail_at(at)
+            done = batch.copy_hashed(compared=True)
+            assert done is not None
+            assert done[0] == xxhash.xxh3_128_digest(target.data) != digest, "what is there is what is hashed"
+            assert not done[1]
+            faulty.fail_at(at)
+            assert batch.copy_hashed(compared=False) == (done[0], True), "compared only if asked"
 
 
 @pytest.mark.parametrize("kind", ["none", "no library", "another one"])

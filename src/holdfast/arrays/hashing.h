@@ -25,6 +25,10 @@ typedef struct {
 void hash_begin(Hash *hash, uint64_t seed);
 void hash_add(Hash *hash, const uint8_t *data, size_t size);
 
+/* Copy bytes and add what is at `to` then; the two must not overlap. Whether both sides are the same, which is
+   looked at only if `compared`. */
+int hash_copy(Hash *hash, uint8_t *to, const uint8_t *from, size_t size, int compared);
+
 /* Whether there is a digest: not of inputs shorter than SHORTEST. */
 int hash_end(const Hash *hash, uint8_t digest[DIGEST]);
 

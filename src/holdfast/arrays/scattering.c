@@ -8,13 +8,12 @@
 #include "hashing.h"
 #include "native.h"
 
-#include <emmintrin.h>
 #include <errno.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { SECTOR = 512, STEP = 128 << 10, NEAR = 1 << 10, HEAD = 4, PER_DIM = 3 };
+enum { SECTOR = 512, STEP = 128 << 10, HEAD = 4, PER_DIM = 3 };
 
 /* A row of a table: where its bytes begin (an offset of the file), where they go (an address), how many lie
    together, over how many dims they are repeated; then count, source stride and target stride of each dim,
@@ -114,23 +113,9 @@ int64_t holdfast_scatter(
     return (int64_t)size;
 }
 
-/* Ask for the next step's lines, a little ahead of a copy that has reached `from` and `to` and has `left` bytes to go.
-
-   Both sides are asked for: a line that is to be overwritten is read first. The processor asks of its own accord,
-   but begins anew with each page and each turn from copying to hashing; asked this way two cores copy, compare and
-   hash as fast as they otherwise copy. Nothing is asked for beyond the end, and what is asked never faults. */
-static void fetch_ahead(const char *to, const char *from, uint64_t left)
-{
-    enum { AHEAD = 2 << 10 };
-    for (uint64_t at = AHEAD; at < AHEAD + NEAR && at < left; at += LINE) {
-        _mm_prefetch(from + at, _MM_HINT_T0);
-        __asm__ volatile("prefetchw %0" : : "m"(to[at]));
-    }
-}
-
 /* Copy `sizes[i]` bytes from the address `from[i]` to `to + at[i]`, for each i, and hash what the target has then,
-   one after the other: step by step, while the cache has both sides. Returns whether they are the same, which is
-   looked at only if `compared`; minus EDOM if there are too few bytes for a digest. */
+   one after the other. Returns whether both sides are the same, which is looked at only if `compared`; minus EDOM if
+   there are too few bytes for a digest. */
 int holdfast_copy_hashed(
     char *to, const uint64_t *at, const uint64_t *from, const uint64_t *sizes, size_t count, int compared,
     uint8_t *digest)
@@ -138,19 +123,7 @@ int holdfast_copy_hashed(
     Hash hash;
     int same = 1;
     hash_begin(&hash, 0);
-    for (size_t i = 0; i < count; i++) {
-        const char *source = (const char *)(uintptr_t)from[i];
-        char *target = to + at[i];
-        for (uint64_t left = sizes[i]; left;) {
-            uint64_t some = left < NEAR ? left : NEAR;
-            fetch_ahead(target, source, left);
-            memcpy(target, source, some);
-            __asm__ volatile("" ::: "memory"); /* what follows looks at memory, not at what was meant to be there */
-            if (compared && memcmp(target, source, some) != 0)
-                same = 0;
-            hash_add(&hash, (const uint8_t *)target, some);
-            source += some, target += some, left -= some;
-        }
-    }
+    for (size_t i = 0; i < count; i++)
+        same &= hash_copy(&hash, (uint8_t *)to + at[i], (const uint8_t *)(uintptr_t)from[i], sizes[i], compared);
     return hash_end(&hash, digest) ? same : -EDOM;
 }

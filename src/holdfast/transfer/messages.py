@@ -174,8 +174,8 @@ class Sent(Struct, frozen=True, array_like=True, tag=11):
 
 
 class Wrote(Struct, frozen=True, array_like=True, tag=12):
-    """`count` chunks, from `chunk` on, are in the shared buffer now. Of a checked run it is one: `digest` is
-    that of what was to be written, `found` that of what the buffer has.
+    """`count` chunks, from `chunk` on, are in the shared buffer now. Of a checked run, `digest` has the
+    digests of what was to be written, one after the other, and `found` those of what the buffer has.
     """
 
     run: int

@@ -170,12 +170,15 @@ class MemfdMover:
             self._proving[leg] = _Proof(leg, self._workers, self._threads)
 
     def wrote(self, leg: Leg, message: Wrote) -> None:
-        if (proof := self._proving.get(leg)) is not None and _same(message):
-            proof.add(message.chunk, message.digest)
+        chunks = range(message.chunk, message.chunk + message.count)
+        damaged = _damaged(message) if leg.checked else None
+        if (proof := self._proving.get(leg)) is not None and damaged is None:
+            for chunk, digest in zip(chunks, _each(message.digest), strict=True):
+                proof.add(chunk, digest)
             return
-        with leg.writing(range(message.chunk, message.chunk + message.count)) as ours:
-            if ours and leg.checked and not _same(message):
-                leg.damaged(message.chunk)
+        with leg.writing(chunks) as ours:
+            if ours and damaged is not None:
+                leg.damaged(damaged)
 
     def settled(self, leg: Leg) -> bool:
         if self._proving.pop(leg, None) is not None and leg.complete and leg.error is None:
@@ -222,6 +225,15 @@ class _Proof:
                     leg.damaged(chunk)
 
 
-def _same(message: Wrote) -> bool:
-    """Whether a chunk was read back as it was to be written. Nothing read back is no proof."""
-    return message.count == 1 and len(message.digest) == DIGEST_BYTES and message.digest == message.found
+def _damaged(message: Wrote) -> int | None:
+    """The first chunk that was not read back as it was to be written. Nothing read back is no proof."""
+    if len(message.digest) != message.count * DIGEST_BYTES or len(message.found) != len(message.digest):
+        return message.chunk
+    if message.digest == message.found:
+        return None
+    pairs = zip(_each(message.digest), _each(message.found), strict=True)
+    return message.chunk + next(at for at, (wanted, found) in enumerate(pairs) if wanted != found)
+
+
+def _each(digests: bytes) -> list[bytes]:
+    return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]

@@ -17,7 +17,7 @@ from holdfast.arrays import Bytes1D
 from holdfast.arrays.passing import passes
 from holdfast.errors import TransferError
 from holdfast.transfer.buffers import adopted
-from holdfast.transfer.chunks import BLOCK, Copies, Cuts, Memories, copy, span_chunks
+from holdfast.transfer.chunks import BLOCK, DIGEST_BYTES, Copies, Cuts, Memories, copy, span_chunks
 from holdfast.transfer.messages import (
     ABORTED,
     BORROWED,
@@ -54,6 +54,9 @@ from holdfast.transfer.timers import Alarm, Timers
 from holdfast.transfer.workers import Workers
 
 NO_SCRATCH: Final = np.empty(0, np.uint8)
+_NO_DIGEST: Final = bytes(DIGEST_BYTES)
+"""Of a chunk that was not written as it was to be."""
+_HASHED_SPAN: Final = 64 << 20
 _REPEATS: Final = 8
 _STUCK_S: Final = 30.0
 _GRACE_S: Final = 1.0
@@ -339,12 +342,17 @@ class ServedRun:
 
     def _write_hashed(self, buffer: Bytes1D) -> None:
         scratch = NO_SCRATCH
-        while (chunk := self._take(1)) >= 0:
-            with self.reading(1) as memories:
+        while chunks := self._take_some():
+            with self.reading(len(chunks)) as memories:
                 if memories is None:
                     return
-                found, scratch = self._write_chunk(chunk, memories, buffer, scratch)
-                self._link.say(Wrote(self.number, chunk, 1, self._digests[chunk], found))
+                found = []
+                for chunk in chunks:
+                    one, scratch = self._write_chunk(chunk, memories, buffer, scratch)
+                    found.append(one)
+                wanted = b"".join(self._digests[chunks.start : chunks.stop])
+                # One message for some of them: it wakes the target, which has no core to itself.
+                self._link.say(Wrote(self.number, chunks.start, len(chunks), wanted, b"".join(found)))
                 faults.site("transfer.chunk.sent")
                 del memories
 
@@ -374,7 +382,7 @@ class ServedRun:
         if (done := copies.copy_hashed(compared=not known)) is not None:
             found, same = done
             self._digests[chunk] = known or (found if same else ours.digest(memories, scratch))
-            return found if same else b"", scratch
+            return found if same else _NO_DIGEST, scratch
         hasher = xxhash.xxh3_128()
         begin, same = 0, True
         for end, written in zip(groups.ends, theirs.blocks([buffer], scratch), strict=True):
@@ -385,7 +393,7 @@ class ServedRun:
             begin = end
         found = hasher.digest()
         self._digests[chunk] = known or (found if same else ours.digest(memories, scratch))
-        return found if same else b"", scratch
+        return found if same else _NO_DIGEST, scratch
 
     def _copy_block(self, number: int, memories: list[Bytes1D], buffer: Bytes1D) -> None:
         for place, move in self.plan.blocks[number]:
@@ -409,6 +417,16 @@ class ServedRun:
                 return -1
             self._next += count
             return self._next - count
+
+    def _take_some(self) -> range:
+        """Chunks to copy next: fewer towards the end, so that all threads end together. None: no chunk."""
+        with self._lock:
+            if self.over:
+                return range(0)
+            first, left = self._next, self.num_chunks - self._next
+            most = _HASHED_SPAN // self.plan.stream.chunk_bytes
+            self._next += min(left, max(1, min(most, left // (2 * self._link.host.streams))))
+            return range(first, self._next)
 
     # ---- the end
 
