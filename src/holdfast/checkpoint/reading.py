@@ -13,9 +13,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Self, final
@@ -40,6 +41,8 @@ from holdfast.storage import PartReader, Store
 
 PIECE: Final = 1 << 20
 """Bytes that are read, copied and hashed at a time: a core's cache has them still when they are hashed."""
+_EARLY: Final = 4
+"""Threads that read ahead, unless the store is far away: a whole block each is enough for a disk."""
 
 BadBlock = Callable[[CorruptError, str], None]
 BlockKey = tuple[int, int, int]
@@ -168,7 +171,12 @@ class BlockPipeline:
         Does not wait. What fails is read again in its turn, and fails there.
         """
         for key in islice(_blocks_in(self._indexes), self._threads):
-            self._early[key] = self._pool.submit(self._read_early, key)
+            self._early[key] = Future()
+        todo = deque(self._early.items())
+        # Whoever starts a thread waits until it runs, and has a load to plan.
+        readers = max(_EARLY, next(iter(self._stores)).at_once)
+        for _ in range(min(readers, len(todo))):
+            self._pool.submit(self._read_early, todo)
 
     def run(self, blocks: Sequence[BlockRead]) -> Generator[list[Destination], None, None]:
         """The destinations of each block that completes any, as soon as all their bytes have verified.
@@ -330,8 +338,16 @@ class BlockPipeline:
         finally:
             self._give_back(buffer)
 
-    def _read_early(self, key: BlockKey) -> tuple[Bytes1D, int]:
-        return self._filled(next(iter(self._stores)), key)
+    def _read_early(self, todo: deque[tuple[BlockKey, Future[tuple[Bytes1D, int]]]]) -> None:
+        """Read blocks until there are none left: a worker may be waiting for any of them."""
+        store = next(iter(self._stores))
+        with suppress(IndexError):
+            while True:
+                key, found = todo.popleft()
+                try:
+                    found.set_result(self._filled(store, key))
+                except BaseException as error:
+                    found.set_exception(error)
 
     def _taken_early(self, key: BlockKey) -> tuple[Bytes1D, int] | None:
         """What was read ahead of a block, once: a second reading is from another copy.
