@@ -17,7 +17,7 @@ from holdfast.arrays.copying import Batch
 from holdfast.errors import IntegrityError, TransferError
 from holdfast.transfer import Endpoint, Shard, TransferPlan, movers, served
 from holdfast.transfer.buffers import BufferSet
-from holdfast.transfer.chunks import BLOCK, Cuts, copy
+from holdfast.transfer.chunks import BLOCK, DIGEST_BYTES, Cuts, copy
 from holdfast.transfer.legs import Leg
 from holdfast.transfer.messages import Credit, Wrote
 from holdfast.transfer.pulling import PeerLink
@@ -223,6 +223,48 @@ def test_nothing_read_back_is_no_proof(
     assert plan.current is None
     assert "failed" not in caplog.text, "the link is not to blame"
     assert plan.run(checked=False).result(20).version == 1, "who asks for no check gets none"
+
+
+def test_of_several_chunks_in_a_message_the_damaged_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Wrote] = []
+    say = TargetLink.say
+    damaged = -1
+
+    def spoiling(link: TargetLink, message: object, *rest: Any) -> None:
+        if isinstance(message, Wrote):
+            said.append(message)
+            at = (damaged - message.chunk) * DIGEST_BYTES
+            if 0 <= at < len(message.found):
+                found = bytearray(message.found)
+                found[at] ^= 1
+                message = Wrote(message.run, message.chunk, message.count, message.digest, bytes(found))
+        say(link, message, *rest)
+
+    monkeypatch.setattr(TargetLink, "say", spoiling)
+    array = np.arange(32 * BLOCK // 8, dtype=np.float64)
+    with (
+        Endpoint(transports=("memfd",)) as source,
+        Endpoint(transports=("memfd",), chunk_bytes=BLOCK) as target,
+    ):
+        source.publish("w", {"w": array}, 1)
+        plan = target.prepare(source.address, "w")
+        for _ in range(3):  # hashed by the target as well, and not
+            said.clear()
+            assert np.array_equal(plan.run().result(20).tree["w"], array)
+            assert sorted(chunk for one in said for chunk in range(one.chunk, one.chunk + one.count)) == [
+                *range(32)
+            ]
+            assert max(one.count for one in said) > 2 > min(one.count for one in said), "fewer to the end"
+        for damaged in (0, 1, 6, 31):
+            with pytest.raises(IntegrityError, match=f"chunk {damaged} of run .* arrived damaged"):
+                plan.run().result(20)
+        damaged = -1
+        assert np.array_equal(plan.run().result(20).tree["w"], array)
+
+
+@pytest.mark.parametrize("count", [-1, 0, 2, 1 << 40])
+def test_a_message_that_counts_what_it_does_not_have_is_no_proof(count: int) -> None:
+    assert movers._damaged(Wrote(1, 7, count, bytes(16), bytes(16))) == 7
 
 
 def test_pieces_are_hashed_alike_with_scratch_and_without() -> None:
