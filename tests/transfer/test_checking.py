@@ -265,6 +265,7 @@ def test_of_several_chunks_in_a_message_the_damaged_one_is_named(monkeypatch: py
 @pytest.mark.parametrize("count", [-1, 0, 2, 1 << 40])
 def test_a_message_that_counts_what_it_does_not_have_is_no_proof(count: int) -> None:
     assert movers._damaged(Wrote(1, 7, count, bytes(16), bytes(16))) == 7
+    assert movers._damaged(Wrote(1, 7, count)) == 7
 
 
 def test_pieces_are_hashed_alike_with_scratch_and_without() -> None:

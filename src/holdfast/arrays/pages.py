@@ -61,6 +61,8 @@ def populate(address: int, nbytes: int) -> int:
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 """Of a memfd that others map: made smaller, it would kill them."""
+_HOLED: Final[list[mmap.mmap]] = []
+"""Mappings that may have a hole, in which somebody else's memory lies by now: never unmapped."""
 
 
 class Mapped(NamedTuple):
@@ -78,18 +80,24 @@ class Mapped(NamedTuple):
 def mapped(fd: int, nbytes: int, *, writable: bool = True) -> Mapped:
     """The first `nbytes` of a memfd, where huge pages can begin. Fails: OSError, ValueError."""
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    plain = Mapped(mmap.mmap(fd, nbytes, mmap.MAP_SHARED, protection), 0, nbytes)
     if nbytes < HUGE:
-        return Mapped(mmap.mmap(fd, nbytes, mmap.MAP_SHARED, protection), 0, nbytes)
+        return plain
     # The kernel puts a memfd anywhere, and one that is not aligned has small pages only. So it goes into the
     # middle of other memory, with which it is unmapped; what lies around it is never touched.
+    unit = os.fstat(fd).st_blksize  # a memfd of hugetlb pages is mapped by whole ones of these
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    keeper = mmap.mmap(-1, nbytes + HUGE, flags=flags, prot=protection)
+    try:
+        keeper = mmap.mmap(-1, -(-nbytes // unit) * unit + HUGE, flags=flags, prot=protection)
+    except (OSError, ValueError):
+        return plain
     address = address_of(np.frombuffer(keeper, np.uint8))
     start = -address % HUGE
     where = _libc.mmap(address + start, nbytes, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
     if where == _MAP_FAILED:
-        failed = ctypes.get_errno()
-        raise OSError(failed, os.strerror(failed))
+        _HOLED.append(keeper)
+        return plain
+    plain.keeper.close()
     return Mapped(keeper, start, nbytes)
 
 

@@ -159,6 +159,8 @@ class BlockPipeline:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self.runway.stop()
+        for early in self._early.values():
+            early.cancel()
         self._pool.shutdown(cancel_futures=True)
         self._early.clear()
         self._buffers.clear()
@@ -173,10 +175,10 @@ class BlockPipeline:
         for key in islice(_blocks_in(self._indexes), self._threads):
             self._early[key] = Future()
         todo = deque(self._early.items())
+        store = next(iter(self._stores))
         # Whoever starts a thread waits until it runs, and has a load to plan.
-        readers = max(_EARLY, next(iter(self._stores)).at_once)
-        for _ in range(min(readers, len(todo))):
-            self._pool.submit(self._read_early, todo)
+        for _ in range(min(max(_EARLY, store.at_once), len(todo))):
+            self._pool.submit(self._read_early, store, todo)
 
     def run(self, blocks: Sequence[BlockRead]) -> Generator[list[Destination], None, None]:
         """The destinations of each block that completes any, as soon as all their bytes have verified.
@@ -338,24 +340,26 @@ class BlockPipeline:
         finally:
             self._give_back(buffer)
 
-    def _read_early(self, todo: deque[tuple[BlockKey, Future[tuple[Bytes1D, int]]]]) -> None:
-        """Read blocks until there are none left: a worker may be waiting for any of them."""
-        store = next(iter(self._stores))
+    def _read_early(self, store: Store, todo: deque[tuple[BlockKey, Future[tuple[Bytes1D, int]]]]) -> None:
+        """Read blocks until there are none left that nobody else reads."""
         with suppress(IndexError):
             while True:
                 key, found = todo.popleft()
-                try:
-                    found.set_result(self._filled(store, key))
-                except BaseException as error:
-                    found.set_exception(error)
+                if found.set_running_or_notify_cancel():
+                    try:
+                        found.set_result(self._filled(store, key))
+                    except BaseException as error:
+                        found.set_exception(error)
 
     def _taken_early(self, key: BlockKey) -> tuple[Bytes1D, int] | None:
         """What was read ahead of a block, once: a second reading is from another copy.
 
-        Blocks: until it is read.
+        Blocks: until it is read, if that has begun.
         """
         early = self._early.pop(key, None)
-        return early.result() if early is not None and early.exception() is None else None
+        if early is None or early.cancel() or early.exception() is not None:
+            return None
+        return early.result()
 
     def _filled(self, store: Store, key: BlockKey) -> tuple[Bytes1D, int]:
         """A buffer with a block in it, and how many bytes there were."""

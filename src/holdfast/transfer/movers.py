@@ -44,7 +44,7 @@ class Mover(Protocol):
         ...
 
     def wrote(self, leg: Leg, message: Wrote) -> None:
-        """The peer has written a chunk. Must not block."""
+        """The peer has written chunks. Must not block."""
         ...
 
     def settled(self, leg: Leg) -> bool:
@@ -227,7 +227,8 @@ class _Proof:
 
 def _damaged(message: Wrote) -> int | None:
     """The first chunk that was not read back as it was to be written. Nothing read back is no proof."""
-    if len(message.digest) != message.count * DIGEST_BYTES or len(message.found) != len(message.digest):
+    nbytes = message.count * DIGEST_BYTES
+    if message.count < 1 or len(message.digest) != nbytes or len(message.found) != nbytes:
         return message.chunk
     if message.digest == message.found:
         return None

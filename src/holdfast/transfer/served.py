@@ -57,6 +57,7 @@ NO_SCRATCH: Final = np.empty(0, np.uint8)
 _NO_DIGEST: Final = bytes(DIGEST_BYTES)
 """Of a chunk that was not written as it was to be."""
 _HASHED_SPAN: Final = 64 << 20
+"""Bytes of which a target is told at once, as far as chunks allow."""
 _REPEATS: Final = 8
 _STUCK_S: Final = 30.0
 _GRACE_S: Final = 1.0
@@ -348,6 +349,8 @@ class ServedRun:
                     return
                 found = []
                 for chunk in chunks:
+                    if self.over:
+                        return
                     one, scratch = self._write_chunk(chunk, memories, buffer, scratch)
                     found.append(one)
                 wanted = b"".join(self._digests[chunks.start : chunks.stop])
@@ -419,7 +422,7 @@ class ServedRun:
             return self._next - count
 
     def _take_some(self) -> range:
-        """Chunks to copy next: fewer towards the end, so that all threads end together. None: no chunk."""
+        """Chunks to copy next: fewer towards the end, so that all threads end together. Empty: none left."""
         with self._lock:
             if self.over:
                 return range(0)
