@@ -135,17 +135,17 @@ def test_copied_hashed_and_compared_by_one_call(monkeypatch: pytest.MonkeyPatch)
         whole = np.concatenate(sources)
         for compared in (True, False):
             target[:] = 0
-            assert batch.copy_hashed(compared=compared) == (xxhash.xxh3_128_digest(whole.data), True)
+            assert batch.copy_hashed([5], compared=compared) == [(xxhash.xxh3_128_digest(whole.data), True)]
             assert batch.same(0, len(sizes))
             gaps = [
                 target[begin + size : begin + size + 3] for begin, size in zip(offsets, sizes, strict=False)
             ]
             assert not np.concatenate(gaps).any(), "only what was asked for"
         few = Batch(address_of(target), *(column[:2] for column in columns))
-        assert few.copy_hashed(compared=True) is None, "too few for a digest"
+        assert few.copy_hashed([2], compared=True) is None, "too few for a digest"
     monkeypatch.setattr(copying, "library", None)
     target[:] = 0
-    assert batch.copy_hashed(compared=True) is None
+    assert batch.copy_hashed([5], compared=True) is None
     assert not target.any()
 
 
@@ -170,9 +170,15 @@ def test_copied_hashed_and_compared_in_any_pieces(
         expected[offset : offset + size] = _random[start : start + size]
     columns = (offsets, starts + address_of(_random), np.array(sizes))
     batch = Batch(address_of(target), *(column.astype(np.uint64) for column in columns))
-    digest = xxhash.xxh3_128_digest(_random[at : at + sum(sizes)].data)
-    assert batch.copy_hashed(compared=compared) == (digest, True)
+    whole = _random[at : at + sum(sizes)]
+    assert batch.copy_hashed([len(sizes)], compared=compared) == [(xxhash.xxh3_128_digest(whole.data), True)]
     assert np.array_equal(target, expected), "these bytes and no others"
+    target[:] = 0xA5
+    both = [xxhash.xxh3_128_digest(part.data) for part in (whole[:-300], whole[-300:])]
+    if whole.size > 600:
+        ends = [len(sizes) - 1, len(sizes)]
+        assert batch.copy_hashed(ends, compared=compared) == [(digest, True) for digest in both]
+        assert np.array_equal(target, expected)
 
 
 @pytest.mark.usefixtures("width")
@@ -182,7 +188,7 @@ def test_a_copy_that_is_hashed_touches_nothing_beyond_either_end(size: int) -> N
     source.last(size)[:] = _random[:size]
     row = (np.array([0]), np.array([address_of(source.last(size))]), np.array([size]))
     batch = Batch(address_of(target.last(size)), *(column.astype(np.uint64) for column in row))
-    assert batch.copy_hashed(compared=True) == (xxhash.xxh3_128_digest(_random[:size].data), True)
+    assert batch.copy_hashed([1], compared=True) == [(xxhash.xxh3_128_digest(_random[:size].data), True)]
     assert np.array_equal(target.last(size), _random[:size])
 
 
@@ -198,17 +204,16 @@ def test_every_copy_that_goes_wrong_is_seen(tmp_path: Path, monkeypatch: pytest.
     for width in (16, 32, 64):
         faulty.library.holdfast_width(width)
         faulty.fail_at(-1)
-        assert batch.copy_hashed(compared=True) == (digest, True)
+        assert batch.copy_hashed([4], compared=True) == [(digest, True)]
         made = faulty.made
         assert made > 1000, "nearly every stripe is a copy of its own"
         for at in range(0, made, 7):
             faulty.fail_at(at)
-            done = batch.copy_hashed(compared=True)
-            assert done is not None
-            assert done[0] == xxhash.xxh3_128_digest(target.data) != digest, "what is there is what is hashed"
-            assert not done[1]
+            found = xxhash.xxh3_128_digest
+            assert batch.copy_hashed([4], compared=True) == [(found(target.data), False)]
+            assert found(target.data) != digest, "what is there is what is hashed"
             faulty.fail_at(at)
-            assert batch.copy_hashed(compared=False) == (done[0], True), "compared only if asked"
+            assert batch.copy_hashed([4], compared=False) == [(found(target.data), True)]
 
 
 @pytest.mark.parametrize("kind", ["none", "no library", "another one"])

@@ -9,7 +9,7 @@ These take addresses and look at nothing: who calls them has checked that the me
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -23,6 +23,7 @@ Copy = Callable[[int, int, int], object]
 """(target, source, nbytes): addresses of memory that does not overlap. It does not hold the GIL."""
 Numbers = npt.NDArray[np.uint64]
 
+_DIGEST_BYTES: Final = 16
 _MANY: Final = ("holdfast_stream_all", "holdfast_copy_all", "holdfast_same_all")
 
 
@@ -44,7 +45,7 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL | None:
         ctypes.c_int, number, number, address, number, address, number, number, address, address,
     ]  # fmt: skip
     scatter.restype = move.restype = ctypes.c_int64
-    hashed.argtypes = [*[address] * 4, ctypes.c_size_t, ctypes.c_int, address]
+    hashed.argtypes = [*[address] * 5, ctypes.c_size_t, ctypes.c_int, address, address]
     size.restype = ctypes.c_size_t
     begin.argtypes, begin.restype = [address, address, number, number, number], None
     move.argtypes, passed.argtypes = [address, ctypes.c_int, ctypes.c_int], [address]
@@ -87,16 +88,23 @@ class Batch:
         for target, source, size in self._rows(begin, end):
             ctypes.memmove(target, source, size)
 
-    def copy_hashed(self, *, compared: bool) -> tuple[bytes, bool] | None:
-        """Copy all; the xxh3_128 of what is at the targets then, and whether both sides are the same.
+    def copy_hashed(self, ends: Sequence[int], *, compared: bool) -> list[tuple[bytes, bool]] | None:
+        """Copy all; for each group the xxh3_128 of what is at its targets then, and whether both sides are
+        the same.
 
-        That is looked at only if asked for. None where there is no library, or too few bytes for a digest.
+        Those of group i end before number `ends[i]`. Sides are compared only if asked for. None where there
+        is no library, or too few bytes for a digest.
         """
         if library is None:
             return None
-        digest = ctypes.create_string_buffer(16)
-        same = library.holdfast_copy_hashed(*self._arguments(0, len(self.columns[0])), compared, digest)
-        return None if same < 0 else (digest.raw, bool(same))
+        bounds, size = np.array(ends, np.uint64), _DIGEST_BYTES
+        digests, same = np.empty(size * len(ends), np.uint8), np.empty(len(ends), np.uint8)
+        before, behind = (address_of(bounds), len(ends)), (address_of(digests), address_of(same))
+        if library.holdfast_copy_hashed(self.target, *self._addresses, *before, compared, *behind) < 0:
+            return None
+        found = digests.tobytes()
+        each = (found[at : at + size] for at in range(0, len(found), size))
+        return list(zip(each, map(bool, same), strict=True))
 
     def same(self, begin: int, end: int) -> bool:
         """Whether both sides have the same bytes."""

@@ -113,17 +113,23 @@ int64_t holdfast_scatter(
     return (int64_t)size;
 }
 
-/* Copy `sizes[i]` bytes from the address `from[i]` to `to + at[i]`, for each i, and hash what the target has then,
-   one after the other. Returns whether both sides are the same, which is looked at only if `compared`; minus EDOM if
-   there are too few bytes for a digest. */
+/* Copy `sizes[i]` bytes from the address `from[i]` to `to + at[i]`, for each i, and hash what the target has then: one
+   digest for each group, of which number g ends before `ends[g]`. `same[g]` says whether both sides are, which is
+   looked at only if `compared`. Returns 0; minus EDOM if there are too few bytes for a digest. */
 int holdfast_copy_hashed(
-    char *to, const uint64_t *at, const uint64_t *from, const uint64_t *sizes, size_t count, int compared,
-    uint8_t *digest)
+    char *to, const uint64_t *at, const uint64_t *from, const uint64_t *sizes, const uint64_t *ends, size_t groups,
+    int compared, uint8_t *digests, uint8_t *same)
 {
-    Hash hash;
-    int same = 1;
-    hash_begin(&hash, 0);
-    for (size_t i = 0; i < count; i++)
-        same &= hash_copy(&hash, (uint8_t *)to + at[i], (const uint8_t *)(uintptr_t)from[i], sizes[i], compared);
-    return hash_end(&hash, digest) ? same : -EDOM;
+    uint64_t i = 0;
+    for (size_t group = 0; group < groups; group++) {
+        Hash hash;
+        hash_begin(&hash, 0);
+        same[group] = 1;
+        for (; i < ends[group]; i++)
+            same[group] &=
+                hash_copy(&hash, (uint8_t *)to + at[i], (const uint8_t *)(uintptr_t)from[i], sizes[i], compared);
+        if (!hash_end(&hash, digests + group * DIGEST))
+            return -EDOM;
+    }
+    return 0;
 }

@@ -124,8 +124,14 @@ class ServedPlan:
         self.block_bytes = asked.chunk_bytes if asked.chunk_bytes % BLOCK else BLOCK
 
     @cached_property
+    def chunks(self) -> Copies:
+        """What is copied into a lent buffer, chunk by chunk."""
+        assert self.placed is not None
+        return Copies(self.stream, self.placed, self.stream.chunk_bytes)
+
+    @cached_property
     def blocks(self) -> Copies:
-        """What is copied into a lent buffer and hashed at once: the blocks of `read` and of `written`."""
+        """The same where Python hashes: the blocks of `read` and of `written`."""
         assert self.placed is not None
         return Copies(self.stream, self.placed, self.block_bytes)
 
@@ -347,27 +353,43 @@ class ServedRun:
             with self.reading(len(chunks)) as memories:
                 if memories is None:
                     return
-                found = []
-                for chunk in chunks:
-                    if self.over:
-                        return
-                    one, scratch = self._write_chunk(chunk, memories, buffer, scratch)
-                    found.append(one)
+                if (found := self._written(chunks, memories, buffer)) is None:
+                    found = []
+                    for chunk in chunks:
+                        if self.over:
+                            return
+                        one, scratch = self._write_chunk(chunk, memories, buffer, scratch)
+                        found.append(one)
                 wanted = b"".join(self._digests[chunks.start : chunks.stop])
                 # One message for some of them: it wakes the target, which has no core to itself.
                 self._link.say(Wrote(self.number, chunks.start, len(chunks), wanted, b"".join(found)))
                 faults.site("transfer.chunk.sent")
                 del memories
 
+    def _written(self, chunks: range, memories: Memories, buffer: Bytes1D) -> list[bytes] | None:
+        """Copy chunks; the digests of what the buffer has then. None if that cannot be done at once.
+
+        While the cache of the core that copied has it: the target's core would have to fetch every byte once
+        more, at the price of the copy itself. If no digest of a chunk is known yet, this becomes it, so both
+        sides are compared; what is not the same has none.
+        """
+        groups = self.plan.chunks.groups(chunks)
+        known = self._digests[chunks.start : chunks.stop]
+        if groups.strided:
+            return None
+        done = groups.between(memories, buffer).copy_hashed(groups.ends, compared=not all(known))
+        if done is None:
+            return None
+        for chunk, digest, (found, same) in zip(chunks, known, done, strict=True):
+            if not digest:
+                right = found if same else self.plan.read[chunk].digest(memories, NO_SCRATCH)
+                self._digests[chunk] = right
+        return [found if same else _NO_DIGEST for found, same in done]
+
     def _write_chunk(
         self, chunk: int, memories: Memories, buffer: Bytes1D, scratch: Bytes1D
     ) -> tuple[bytes, Bytes1D]:
-        """Copy a chunk; the digest of what the buffer has then, and the scratch.
-
-        Block by block, while the cache of the core that copied has it: the target's core would have to fetch
-        every byte once more, at the price of the copy itself. If no digest of the chunk is known yet, this
-        becomes it, so both sides are compared first; what is not the same has none.
-        """
+        """The same for one chunk, block by block, or through scratch; its digest, and the scratch."""
         plan, known = self.plan, self._digests[chunk]
         ours, theirs = plan.read[chunk], plan.written[chunk]
         per_chunk = plan.stream.chunk_bytes // plan.block_bytes
@@ -382,10 +404,6 @@ class ServedRun:
             return theirs.digest([buffer], scratch), scratch
         groups = plan.blocks.groups(range(first, last))
         copies = groups.between(memories, buffer)
-        if (done := copies.copy_hashed(compared=not known)) is not None:
-            found, same = done
-            self._digests[chunk] = known or (found if same else ours.digest(memories, scratch))
-            return found if same else _NO_DIGEST, scratch
         hasher = xxhash.xxh3_128()
         begin, same = 0, True
         for end, written in zip(groups.ends, theirs.blocks([buffer], scratch), strict=True):
