@@ -167,3 +167,22 @@ def test_without_room_for_more_a_memfd_lies_where_the_kernel_puts_it(monkeypatch
     os.close(fd)
     assert memory.start == 0
     memory.array()[:] = 5
+
+
+def test_what_fails_after_room_was_made_is_never_unmapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = pages._libc
+
+    class Refusing:
+        madvise = libc.madvise
+
+        def mmap(self, *_: int) -> int | None:
+            return pages._MAP_FAILED
+
+    kept: list[mmap.mmap] = []
+    monkeypatch.setattr(pages, "_libc", Refusing())
+    monkeypatch.setattr(pages, "_HOLED", kept)
+    fd, memory = memfd("test", 2 * HUGE)
+    os.close(fd)
+    assert [len(one) for one in kept] == [3 * HUGE]
+    assert memory.start == 0
+    memory.array()[:] = 9

@@ -23,7 +23,8 @@ Copy = Callable[[int, int, int], object]
 """(target, source, nbytes): addresses of memory that does not overlap. It does not hold the GIL."""
 Numbers = npt.NDArray[np.uint64]
 
-_DIGEST_BYTES: Final = 16
+DIGEST_BYTES: Final = 16
+"""Of the digests that native code makes (xxh3_128)."""
 _MANY: Final = ("holdfast_stream_all", "holdfast_copy_all", "holdfast_same_all")
 
 
@@ -97,7 +98,7 @@ class Batch:
         """
         if library is None:
             return None
-        bounds, size = np.array(ends, np.uint64), _DIGEST_BYTES
+        bounds, size = np.array(ends, np.uint64), DIGEST_BYTES
         digests, same = np.empty(size * len(ends), np.uint8), np.empty(len(ends), np.uint8)
         before, behind = (address_of(bounds), len(ends)), (address_of(digests), address_of(same))
         if library.holdfast_copy_hashed(self.target, *self._addresses, *before, compared, *behind) < 0:

@@ -57,7 +57,7 @@ typedef void Mix(uint64_t *lanes, const uint8_t *data, size_t count, size_t firs
 typedef int Carry(uint8_t *to, const uint8_t *from, size_t count, size_t first, uint64_t *lanes, const uint8_t *secret,
                   int compared);
 
-#define MIX(NAME, TARGET, VECTOR, BYTES, LOAD, STORE, XOR, OR, ADD, MUL, RIGHT, LEFT, SWAP, ALL)              \
+#define MIX(NAME, TARGET, VECTOR, BYTES, LOAD, STORE, XOR, OR, ADD, MUL, RIGHT, LEFT, SWAP, ALL)            \
     enum { NAME##_parts = STRIPE / BYTES };                                                                 \
                                                                                                             \
     __attribute__((target(TARGET), always_inline)) static inline void NAME##_stripe(                        \
@@ -98,13 +98,13 @@ typedef int Carry(uint8_t *to, const uint8_t *from, size_t count, size_t first, 
             _mm_prefetch((const char *)data + AHEAD, _MM_HINT_T0); /* never faults */                       \
             return;                                                                                         \
         }                                                                                                   \
-        if (data + LEAD < end) {                                                                          \
-            _mm_prefetch((const char *)from + LEAD + FETCH, _MM_HINT_T0);                               \
-            __asm__ volatile("prefetchw %0" : : "m"(data[LEAD + FETCH]));                               \
+        if (data + LEAD < end) {                                                                            \
+            _mm_prefetch((const char *)from + LEAD + FETCH, _MM_HINT_T0);                                   \
+            __asm__ volatile("prefetchw %0" : : "m"(data[LEAD + FETCH]));                                   \
             for (int part = 0; part < NAME##_parts; part++)                                                 \
-                STORE((void *)(data + LEAD + part * BYTES),                                               \
-                      LOAD((const void *)(from + LEAD + part * BYTES)));                                  \
-            COPIED(data + LEAD);                                                                          \
+                STORE((void *)(data + LEAD + part * BYTES),                                                 \
+                      LOAD((const void *)(from + LEAD + part * BYTES)));                                    \
+            COPIED(data + LEAD);                                                                            \
         }                                                                                                   \
         for (int part = 0; compared && part < NAME##_parts; part++)                                         \
             differs[part] = OR(differs[part], XOR(LOAD((const void *)(data + part * BYTES)),                \
@@ -113,7 +113,7 @@ typedef int Carry(uint8_t *to, const uint8_t *from, size_t count, size_t first, 
                                                                                                             \
     /* Only hashes where `from` is NULL. */                                                                 \
     __attribute__((target(TARGET), always_inline)) static inline int NAME##_all(                            \
-        uint8_t *data, const uint8_t *from, size_t count, size_t first, uint64_t *lanes, const uint8_t *secret, \
+        uint8_t *data, const uint8_t *from, size_t count, size_t first, uint64_t *lanes, const uint8_t *secret,\
         int compared)                                                                                       \
     {                                                                                                       \
         VECTOR sums[NAME##_parts], key[NAME##_parts], keys[PER_BLOCK][NAME##_parts];                        \
@@ -164,7 +164,7 @@ typedef int Carry(uint8_t *to, const uint8_t *from, size_t count, size_t first, 
     }                                                                                                       \
                                                                                                             \
     __attribute__((target(TARGET))) static int NAME##_carry(                                                \
-        uint8_t *to, const uint8_t *from, size_t count, size_t first, uint64_t *lanes, const uint8_t *secret, \
+        uint8_t *to, const uint8_t *from, size_t count, size_t first, uint64_t *lanes, const uint8_t *secret,\
         int compared)                                                                                       \
     {                                                                                                       \
         return compared ? NAME##_all(to, from, count, first, lanes, secret, 1)                              \

@@ -16,14 +16,13 @@ from typing import Final, NamedTuple, final
 import numpy as np
 
 from holdfast.arrays import copying
-from holdfast.arrays.copying import address_of
+from holdfast.arrays.copying import DIGEST_BYTES, address_of
 from holdfast.arrays.protocols import Bytes1D
 from holdfast.arrays.strided import Move
 from holdfast.errors import LayoutError, UsageError
 
 SHORTEST: Final = 241
 """Stretches of fewer bytes are not hashed here: xxHash treats them in other ways."""
-_DIGEST: Final = 16
 
 
 class Scattered(NamedTuple):
@@ -75,7 +74,7 @@ class Scatter:
 
     def _made(self, fd: int, offset: int, nbytes: int, room: Bytes1D, seed: int | None) -> Scattered:
         assert copying.library is not None
-        digest = ctypes.create_string_buffer(_DIGEST)
+        digest = ctypes.create_string_buffer(DIGEST_BYTES)
         hash_s = ctypes.c_double()
         done = copying.library.holdfast_scatter(
             fd, offset, nbytes, address_of(room), room.size, address_of(self._table), self._num_rows,
